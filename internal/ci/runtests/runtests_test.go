@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// writeModule makes a module in a temporary directory.
+func writeModule(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	files["go.mod"] = "module example.test/m\n\ngo 1.26\n"
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func newRunner(dir string, opts options) (*runner, *bytes.Buffer) {
+	var out bytes.Buffer
+	return &runner{dir: dir, opts: opts, out: &out}, &out
+}
+
+func names(list []outcome) string {
+	var s []string
+	for _, o := range list {
+		s = append(s, strings.TrimPrefix(o.name(), "example.test/m/"))
+	}
+	return strings.Join(s, " ")
+}
+
+// One real go test over a module in which everything that can go wrong does.
+func TestCountsWhatGoTestReports(t *testing.T) {
+	dir := writeModule(t, map[string]string{
+		"good/good.go": "package good\n",
+		"good/good_test.go": `package good
+import "testing"
+func TestPass(t *testing.T) {}
+func TestTable(t *testing.T) { t.Run("a", func(t *testing.T) {}); t.Run("b", func(t *testing.T) { t.Run("c", func(t *testing.T) {}) }) }
+func TestSkipped(t *testing.T) { t.Skip("needs a", "moon") }
+func TestSilent(t *testing.T) { t.SkipNow() }
+func FuzzSeeds(f *testing.F) { f.Add(1); f.Add(2); f.Fuzz(func(t *testing.T, n int) {}) }
+func TestCrashElsewhere(t *testing.T) { panic("must be left to the stage crash") }
+`,
+		"bad/bad_test.go": `package bad
+import "testing"
+func TestFine(t *testing.T) {}
+func TestFail(t *testing.T) { t.Error("the reason of TestFail") }
+func TestSub(t *testing.T) { t.Run("ok", func(t *testing.T) {}); t.Run("ko", func(t *testing.T) { t.Fatal("the reason of ko") }) }
+func TestParentOnly(t *testing.T) { t.Run("ok", func(t *testing.T) {}); t.Error("after the subtests") }
+`,
+		"panics/p_test.go": `package panics
+import "testing"
+func TestBefore(t *testing.T) {}
+func TestPanics(t *testing.T) { panic("the reason of the panic") }
+func TestNever(t *testing.T) {}
+`,
+		"broken/b_test.go": "package broken\nimport \"testing\"\nfunc TestX(t *testing.T) { undefinedThing() }\n",
+		"exits/e_test.go":  "package exits\nimport (\"os\"; \"testing\")\nfunc TestMain(m *testing.M) { os.Exit(3) }\nfunc TestX(t *testing.T) {}\n",
+		"none/none.go":     "package none\n",
+	})
+	r, out := newRunner(dir, options{})
+	total := runUnit(t.Context(), r)
+
+	// good: TestPass, a, b/c, two seeds; bad: TestFine, two "ok"; panics: TestBefore.
+	if total.Passed != 9 {
+		t.Errorf("%d passed, want 9", total.Passed)
+	}
+	if got, want := names(total.Skipped), "good.TestSilent good.TestSkipped"; got != want {
+		t.Errorf("skipped: %s; want %s", got, want)
+	}
+	failed := " " + names(total.Failed) + " "
+	for _, want := range []string{"bad.TestFail", "bad.TestSub/ko", "bad.TestParentOnly", "panics.TestPanics", "broken", "exits"} {
+		if !strings.Contains(failed, " "+want+" ") {
+			t.Errorf("%s is not among the failed:%s", want, failed)
+		}
+	}
+	if len(total.Failed) != 6 {
+		t.Errorf("%d failed, want 6:%s", len(total.Failed), failed)
+	}
+
+	r.report(total, time.Second)
+	report := out.String()
+	for _, want := range []string{
+		"good.TestSkipped:", "needs a moon", "good.TestSilent: (no reason given)", "the reason of TestFail",
+		"the reason of ko", "after the subtests", "the reason of the panic", "undefined: undefinedThing",
+	} {
+		if !strings.Contains(report, want) {
+			t.Errorf("the report does not have %q", want)
+		}
+	}
+	if !strings.HasSuffix(report, "\n9 passed, 6 failed, 2 skipped\n") {
+		t.Errorf("the report ends with %q", report[max(0, len(report)-80):])
+	}
+	if t.Failed() {
+		t.Log(report)
+	}
+}
+
+func TestCrashStageRunsOnlyCrashTests(t *testing.T) {
+	dir := writeModule(t, map[string]string{
+		"a/a_test.go": "package a\nimport \"testing\"\nfunc TestCrashX(t *testing.T) {}\nfunc TestKillX(t *testing.T) {}\nfunc TestOther(t *testing.T) { t.Error() }\n",
+		"b/b_test.go": "package b\nthis package does not even parse if it is built\n",
+		"c/c_test.go": "package c\nimport \"testing\"\nfunc TestOther(t *testing.T) { t.Error() }\n",
+	})
+	if err := os.Remove(filepath.Join(dir, "b", "b_test.go")); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := newRunner(dir, options{})
+	if total := runCrash(t.Context(), r); total.Passed != 2 || len(total.Failed) != 0 {
+		t.Errorf("%d passed, failed: %s", total.Passed, names(total.Failed))
+	}
+}
+
+// A hanging test is named, the stage ends near its limit, and nothing is left
+// running.
+func TestStageLimitEndsAHangingTest(t *testing.T) {
+	dir := writeModule(t, map[string]string{
+		"h/h_test.go": "package h\nimport \"testing\"\nfunc TestFast(t *testing.T) {}\nfunc TestHangs(t *testing.T) { <-make(chan int) }\n",
+	})
+	r, out := newRunner(dir, options{})
+	s := stage{name: "unit", limit: 20 * time.Second, run: func(ctx context.Context, r *runner) tally {
+		return r.goTest(ctx, "unit", []string{"./..."}, "-timeout", "1s")
+	}}
+	if r.runStages(t.Context(), []stage{s}) {
+		t.Error("a hanging test passes")
+	}
+	if !strings.Contains(out.String(), "h.TestHangs") || !strings.HasSuffix(out.String(), "\n1 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("the report is\n%s", out)
+	}
+}
+
+func TestStageLimitKillsTheWholeGroup(t *testing.T) {
+	r, out := newRunner(t.TempDir(), options{})
+	s := stage{name: "demo", limit: time.Second, run: func(ctx context.Context, r *runner) tally {
+		// The shell's child inherits its output, so that Run returns early only
+		// if the child dies too.
+		return r.check(ctx, "demo", "sleeper", "sh", "-c", "sleep 60 & wait"))
+	}}
+	began := time.Now()
+	if r.runStages(t.Context(), []stage{s}) {
+		t.Error("a stage over its limit passes")
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the stage ended after %s", took)
+	}
+	if !strings.Contains(out.String(), "ended at its limit of 1s") {
+		t.Errorf("the report is\n%s", out)
+	}
+}
+
+func TestInterruptedStagesFail(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, out := newRunner(t.TempDir(), options{})
+	ran := false
+	s := stage{name: "unit", limit: time.Minute, run: func(context.Context, *runner) tally { ran = true; return tally{} }}
+	if r.runStages(ctx, []stage{s}) || ran {
+		t.Errorf("an interrupted run passes (stage ran: %v)\n%s", ran, out)
+	}
+}
+
+func TestFailureWithoutEventsIsCounted(t *testing.T) {
+	r, out := newRunner(t.TempDir(), options{}) // no module here
+	total := r.goTest(t.Context(), "unit", []string{"./..."})
+	if total.Passed != 0 || len(total.Failed) != 1 {
+		t.Errorf("%+v\n%s", total, out)
+	}
+	if total := runUnit(t.Context(), r); len(total.Failed) != 1 {
+		t.Errorf("%+v", total)
+	}
+}
+
+func TestChecksReportOutput(t *testing.T) {
+	r, _ := newRunner(t.TempDir(), options{})
+	total := r.check(t.Context(), "checks", "thing", "sh", "-c", "echo because; exit 1")
+	if len(total.Failed) != 1 || !strings.Contains(total.Failed[0].Detail, "because") {
+		t.Errorf("%+v", total)
+	}
+	if total := r.check(t.Context(), "checks", "thing", "true"); total.Passed != 1 {
+		t.Errorf("%+v", total)
+	}
+}
+
+func TestGofmtFindsUnformattedFiles(t *testing.T) {
+	dir := writeModule(t, map[string]string{"ok.go": "package m\n", "ugly.go": "package m\nfunc  f( ) {}\n"})
+	if out, err := exec.Command("git", "-C", dir, "init", "-q").CombinedOutput(); err != nil {
+		t.Fatalf("git init: %v\n%s", err, out)
+	}
+	r, _ := newRunner(dir, options{})
+	total := r.gofmt(t.Context())
+	if len(total.Failed) != 1 || !strings.Contains(total.Failed[0].Detail, "ugly.go") || strings.Contains(total.Failed[0].Detail, "ok.go") {
+		t.Errorf("%+v", total)
+	}
+}
+
+func TestFuzzStageRunsEveryTarget(t *testing.T) {
+	dir := writeModule(t, map[string]string{
+		"f/f_test.go": "package f\nimport \"testing\"\nfunc FuzzA(f *testing.F) { f.Fuzz(func(t *testing.T, n int) {}) }\nfunc FuzzB(f *testing.F) { f.Add(1); f.Fuzz(func(t *testing.T, n int) { t.Error(\"the reason\") }) }\n",
+	})
+	r, _ := newRunner(dir, options{fuzzTime: "1x"})
+	total := runFuzz(t.Context(), r)
+	if total.Passed != 1 || names(total.Failed) != "f.FuzzB" || !strings.Contains(total.Failed[0].Detail, "the reason") {
+		t.Errorf("%+v", total)
+	}
+}
+
+func TestChoose(t *testing.T) {
+	pick := func(opts options) string {
+		chosen, err := choose(stages(), opts)
+		if err != nil {
+			return err.Error()
+		}
+		var s []string
+		for _, c := range chosen {
+			s = append(s, c.name)
+		}
+		return strings.Join(s, " ")
+	}
+	for _, tc := range []struct {
+		opts options
+		want string
+	}{
+		{options{}, "checks unit race meta crash demo"},
+		{options{long: true}, "checks unit race meta crash demo fuzz"},
+		{options{stages: "race,unit"}, "unit race"},
+		{options{stages: "fuzz"}, "fuzz"},
+		{options{stages: "units"}, `there is no stage "units"`},
+	} {
+		if got := pick(tc.opts); got != tc.want {
+			t.Errorf("%+v chooses %q, want %q", tc.opts, got, tc.want)
+		}
+	}
+}
+
+func TestLongOutputIsCut(t *testing.T) {
+	c := newCollector("unit")
+	for range 10 {
+		c.handle(event{Action: "output", Package: "p", Test: "T", Output: strings.Repeat("x", maxOutput/4)})
+	}
+	c.handle(event{Action: "fail", Package: "p", Test: "T"})
+	c.handle(event{Action: "fail", Package: "p"})
+	if n := len(c.total.Failed[0].Detail); n > 2*maxOutput {
+		t.Errorf("%d bytes of output are kept", n)
+	}
+	if got := tail(strings.Repeat("x", 2*maxOutput)); len(got) > maxOutput+20 {
+		t.Errorf("tail keeps %d bytes", len(got))
+	}
+}
+
+func TestKilledGoTestLeavesNoPackageUncounted(t *testing.T) {
+	c := newCollector("unit")
+	c.handle(event{Action: "run", Package: "p", Test: "TestA"})
+	c.handle(event{Action: "pass", Package: "p", Test: "TestA"})
+	c.handle(event{Action: "run", Package: "p", Test: "TestB"})
+	c.handle(event{Action: "output", Package: "q", Output: "starting"})
+	c.unfinished("killed")
+	if c.total.Passed != 1 || names(c.total.Failed) != "p.TestB q" {
+		t.Errorf("%d passed, failed: %s", c.total.Passed, names(c.total.Failed))
+	}
+}
