@@ -151,7 +151,7 @@ func TestStageLimitKillsTheWholeGroup(t *testing.T) {
 	s := stage{name: "demo", limit: time.Second, run: func(ctx context.Context, r *runner) tally {
 		// The shell's child inherits its output, so that Run returns early only
 		// if the child dies too.
-		return r.check(ctx, "demo", "sleeper", "sh", "-c", "sleep 60 & wait"))
+		return r.check(ctx, "demo", "sleeper", "sh", "-c", "sleep 60 & wait")
 	}}
 	began := time.Now()
 	if r.runStages(t.Context(), []stage{s}) {
