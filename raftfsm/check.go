@@ -46,11 +46,13 @@ func checkContent(decls declarations, r *Request) *base.Error {
 		return &base.Error{Cause: base.ErrTooLarge, Field: "mutations", Ordinal: -1,
 			Hint: fmt.Sprintf("%d mutations and preconditions, at most %d", n, state.MaxRequestMutations)}
 	}
-	if r.size > 0 && r.size <= state.MaxRequestBytes && r.size <= MaxCommandItems/2 {
-		// The encoding is longer than what it counts, and has more bytes than items.
-	} else if bytes, items := r.extent(); bytes > state.MaxRequestBytes || items > MaxCommandItems/2 {
-		return &base.Error{Cause: base.ErrTooLarge, Field: "mutations", Ordinal: -1,
-			Hint: fmt.Sprintf("%d bytes in %d items, at most %d in %d", bytes, items, state.MaxRequestBytes, MaxCommandItems/2)}
+	// The encoding is longer than what extent counts and has more bytes than
+	// items, so most decoded requests need no count.
+	if small := min(state.MaxRequestBytes, MaxCommandItems/2); r.size == 0 || r.size > small {
+		if bytes, items := r.extent(); bytes > state.MaxRequestBytes || items > MaxCommandItems/2 {
+			return &base.Error{Cause: base.ErrTooLarge, Field: "mutations", Ordinal: -1,
+				Hint: fmt.Sprintf("%d bytes in %d items, at most %d in %d", bytes, items, state.MaxRequestBytes, MaxCommandItems/2)}
+		}
 	}
 	for i := range r.Preconditions {
 		p := &r.Preconditions[i]
@@ -119,7 +121,7 @@ func (r *Request) extent() (bytes, items int) {
 // decides again, so passing it promises nothing (W1).
 func (m *Machine) CheckRequest(r *Request) error {
 	if err := m.failed(); err != nil {
-		return fmt.Errorf("checking request: %w: %w", base.ErrDamaged, err)
+		return fmt.Errorf("checking request: %w", notServing(err))
 	}
 	h := m.header.Load()
 	if e := h.core.route(r); e != nil {

@@ -177,9 +177,10 @@ func (m *Machine) ApplyBatch(entries []Entry) []Outcome {
 			break
 		}
 		if b := m.tx.Batch(); len(b.Bytes()) >= m.opts.MaxBatchBytes || b.Len() >= m.opts.MaxBatchOps {
-			if err = m.commit(); err == nil {
-				first = i + 1
-			}
+			err = m.commit()
+		}
+		if !m.advanced && err == nil {
+			first = i + 1
 		}
 	}
 	if err == nil {

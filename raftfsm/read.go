@@ -2,6 +2,7 @@ package raftfsm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -158,6 +159,15 @@ type ReadView struct {
 	ref     *storeRef
 }
 
+// notServing is what a reader gets from a machine that stopped for the reason
+// given.
+func notServing(err error) error {
+	if errors.Is(err, base.ErrClosed) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", base.ErrDamaged, err)
+}
+
 // ReadView returns the present instant, if the shard has the given epoch and
 // incarnation in it; epoch 0 stands for any epoch.
 func (m *Machine) ReadView(epoch base.Epoch, incarnation base.Incarnation) (*ReadView, error) {
@@ -183,7 +193,7 @@ func (m *Machine) ReadView(epoch base.Epoch, incarnation base.Incarnation) (*Rea
 // View returns the present instant whatever epoch and incarnation it has.
 func (m *Machine) View() (*ReadView, error) {
 	if err := m.failed(); err != nil {
-		return nil, fmt.Errorf("opening read view: %w: %w", base.ErrDamaged, err)
+		return nil, fmt.Errorf("opening read view: %w", notServing(err))
 	}
 	for range 2 {
 		before := m.writing.Load()
@@ -369,12 +379,12 @@ func (m *Machine) WaitApplied(ctx context.Context, index uint64) error {
 	}
 	if err := m.failed(); err != nil {
 		m.waits.remove(w)
-		return fmt.Errorf("waiting for index %d: %w: %w", index, base.ErrDamaged, err)
+		return fmt.Errorf("waiting for index %d: %w", index, notServing(err))
 	}
 	select {
 	case err := <-w.done:
 		if err != nil {
-			return fmt.Errorf("waiting for index %d: %w: %w", index, base.ErrDamaged, err)
+			return fmt.Errorf("waiting for index %d: %w", index, notServing(err))
 		}
 		return nil
 	case <-ctx.Done():
