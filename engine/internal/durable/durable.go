@@ -80,18 +80,31 @@ func (d *diskWriter) Write(p []byte) (int, error) {
 	return n, nil
 }
 
+// DirError is a failed fsync of a directory: whether the creations and renames
+// in it survive a crash is not known, and a later fsync that succeeds does not
+// tell. The owner of the directory must not go on writing in it.
+type DirError struct {
+	Dir string
+	Err error
+}
+
+func (e *DirError) Error() string { return "syncing directory " + e.Dir + ": " + e.Err.Error() }
+
+// Unwrap returns base.ErrDiskFailed and the cause.
+func (e *DirError) Unwrap() []error { return []error{base.ErrDiskFailed, e.Err} }
+
 // SyncDir makes creations, renames and removals in dir durable.
 func SyncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
-		return failed("opening directory "+dir, err)
+		return &DirError{Dir: dir, Err: err}
 	}
 	err = f.Sync()
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {
-		return failed("syncing directory "+dir, err)
+		return &DirError{Dir: dir, Err: err}
 	}
 	return nil
 }
