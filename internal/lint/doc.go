@@ -11,7 +11,8 @@
 //	LI3  Dependencies between product packages point one way.
 //	LI4  The pure packages use no clock, randomness, os, net or go statement.
 //	LI5  No package is named util or common; every package has a doc comment.
-//	LI6  Tests do not sleep, and skip only as allowed-skips.txt says.
+//	LI6  Tests sleep and skip only where testdata/allowed-sleeps.txt and
+//	     allowed-skips.txt say why. A sleep is never in place of a condition.
 //	LI7  No file names the host of a package registry or mirror.
 //	LI8  Every direct dependency is in docs/dependencies.md with its licence and
 //	     reason; none has a licence that the product cannot carry.

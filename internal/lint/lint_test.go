@@ -148,27 +148,26 @@ func TestPackageNamesAndComments(t *testing.T) {
 }
 
 // LI6.
-func TestTestsDoNotSleep(t *testing.T) {
-	var bad []string
-	for _, s := range theRepo(t).sources {
-		if s.isTest() {
-			bad = append(bad, checkSleeps(s)...)
-		}
-	}
-	report(t, bad)
+func TestSleepsAreAllowed(t *testing.T) {
+	checkList(t, "sleeps", "allowed-sleeps.txt", findSleeps)
 }
 
 // LI6.
 func TestSkipsAreAllowed(t *testing.T) {
-	allowed, err := readAllowed(filepath.Join("testdata", "allowed-skips.txt"))
+	checkList(t, "skips", "allowed-skips.txt", findSkips)
+}
+
+func checkList(t *testing.T, what, list string, find func(sourceFile) []call) {
+	t.Helper()
+	allowed, err := readAllowed(filepath.Join("testdata", list))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var calls []skipCall
+	var calls []call
 	for _, s := range theRepo(t).sources {
-		calls = append(calls, findSkips(s)...)
+		calls = append(calls, find(s)...)
 	}
-	report(t, checkSkips(calls, allowed))
+	report(t, checkAllowed(what, list, calls, allowed))
 }
 
 // LI7.

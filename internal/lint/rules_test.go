@@ -98,7 +98,7 @@ func TestRuleSleeps(t *testing.T) {
 		"package p\nimport \"example.test/time2\"\nfunc f() { time2.Sleep(1) }\n":                          0,
 		head + "func TestX(t *testing.T) { synctest.Test(t, func(t *testing.T) {}); time.Sleep(1) }\n":     1,
 	} {
-		if got := checkSleeps(parse(t, "p/x_test.go", text)); len(got) != bad {
+		if got := findSleeps(parse(t, "p/x_test.go", text)); len(got) != bad {
 			t.Errorf("%q: %v; want %d", text, got, bad)
 		}
 	}
@@ -125,7 +125,7 @@ func (h h) hop() { h.t.Skip() }
 		t.Errorf("skips found in %v, want %s", got, want)
 	}
 	allowed := map[string]string{"p/x_test.go TestA": "r", "p/x_test.go TestB": "r", "p/x_test.go helper": "r", "p/x_test.go Gone": "r"}
-	bad := strings.Join(checkSkips(calls, allowed), "\n")
+	bad := strings.Join(checkAllowed("skips", "the list", calls, allowed), "\n")
 	for _, want := range []string{"TestD", "hop", "Gone"} {
 		if !strings.Contains(bad, want) {
 			t.Errorf("%s is not reported in\n%s", want, bad)

@@ -103,30 +103,35 @@ func checkPure(s sourceFile) []string {
 	return bad
 }
 
-// checkSleeps finds time.Sleep in a test file. Inside the function given to
+// call is a place in a test that needs a line on a list of exceptions.
+type call struct{ file, function, at string }
+
+// findSleeps finds time.Sleep in a test file. Inside the function given to
 // synctest.Test it waits in fake time, which is no wait at all.
-func checkSleeps(s sourceFile) []string {
+func findSleeps(s sourceFile) []call {
 	timeName, bubble := s.nameOf("time"), s.nameOf("testing/synctest")
-	if timeName == "" {
+	if timeName == "" || !s.isTest() {
 		return nil
 	}
-	var bad []string
-	var walk func(ast.Node) bool
-	walk = func(n ast.Node) bool {
-		switch x := n.(type) {
-		case *ast.CallExpr:
-			if bubble != "" && isSelector(x.Fun, bubble, "Test") {
-				return false
-			}
-		case *ast.SelectorExpr:
-			if isSelector(x, timeName, "Sleep") {
-				bad = append(bad, s.at(x)+": a test sleeps; wait for a condition instead")
-			}
+	var found []call
+	for _, d := range s.file.Decls {
+		function := "(package level)"
+		if f, ok := d.(*ast.FuncDecl); ok {
+			function = f.Name.Name
 		}
-		return true
+		ast.Inspect(d, func(n ast.Node) bool {
+			switch x := n.(type) {
+			case *ast.CallExpr:
+				return bubble == "" || !isSelector(x.Fun, bubble, "Test")
+			case *ast.SelectorExpr:
+				if isSelector(x, timeName, "Sleep") {
+					found = append(found, call{s.rel, function, s.at(x)})
+				}
+			}
+			return true
+		})
 	}
-	ast.Inspect(s.file, walk)
-	return bad
+	return found
 }
 
 func isSelector(e ast.Expr, pkg, name string) bool {
@@ -138,13 +143,10 @@ func isSelector(e ast.Expr, pkg, name string) bool {
 	return ok && id.Name == pkg
 }
 
-// skipCall is a place where a test may skip itself.
-type skipCall struct{ file, function, at string }
-
 // findSkips finds calls of Skip, Skipf and SkipNow, except on a *rapid.T, where
-// they only discard one draw.
-func findSkips(s sourceFile) []skipCall {
-	var found []skipCall
+// they only discard one draw. Harnesses that are no test files count as well.
+func findSkips(s sourceFile) []call {
+	var found []call
 	for _, d := range s.file.Decls {
 		f, ok := d.(*ast.FuncDecl)
 		if !ok || f.Body == nil {
@@ -164,10 +166,11 @@ func findSkips(s sourceFile) []skipCall {
 				if !ok || sel.Sel.Name != "Skip" && sel.Sel.Name != "Skipf" && sel.Sel.Name != "SkipNow" {
 					return true
 				}
-				if id, ok := sel.X.(*ast.Ident); ok && !isTestingParam(scopes, id.Name) {
+				id, plain := sel.X.(*ast.Ident)
+				if plain && !isTestingParam(scopes, id.Name) || !plain && !s.isTest() {
 					return true
 				}
-				found = append(found, skipCall{s.rel, f.Name.Name, s.at(x)})
+				found = append(found, call{s.rel, f.Name.Name, s.at(x)})
 			}
 			return true
 		}
@@ -198,21 +201,21 @@ func isTestingParam(scopes []*ast.FuncType, name string) bool {
 	return false
 }
 
-// checkSkips applies the list of allowed skips (LI6): every call must be on it,
-// and every line of it must be needed.
-func checkSkips(calls []skipCall, allowed map[string]string) []string {
+// checkAllowed compares what tests do with a list of exceptions (LI6): every
+// call must be on it, and every line of it must be needed.
+func checkAllowed(what, list string, calls []call, allowed map[string]string) []string {
 	var bad []string
 	used := make(map[string]bool)
 	for _, c := range calls {
 		key := c.file + " " + c.function
 		if _, ok := allowed[key]; !ok {
-			bad = append(bad, fmt.Sprintf("%s: %s skips, and allowed-skips.txt does not say why it may", c.at, c.function))
+			bad = append(bad, fmt.Sprintf("%s: %s %s, and %s does not say why it may", c.at, c.function, what, list))
 		}
 		used[key] = true
 	}
 	for key := range allowed {
 		if !used[key] {
-			bad = append(bad, fmt.Sprintf("allowed-skips.txt allows %s, which skips nothing", key))
+			bad = append(bad, fmt.Sprintf("%s allows %s, which is not needed", list, key))
 		}
 	}
 	return bad
