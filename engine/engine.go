@@ -145,6 +145,9 @@ type Stats struct {
 	NativeObjects  int64         // open native handles (0 where there are none)
 	ByFamilyBytes  map[FamilyID]uint64
 	Implementation string // "rocks" or "mem"
+	// Failed says why the store refuses writes: a background error that it has
+	// not recovered from; empty if there is none.
+	Failed string
 }
 
 // Driver opens stores of one implementation. It carries what the stores of one

@@ -1,0 +1,102 @@
+// What the translation units behind native.h share.
+#pragma once
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <unordered_map>
+
+#include "native.h"
+#include "native_parts.h"
+#include "rocksdb/cache.h"
+#include "rocksdb/listener.h"
+#include "rocksdb/write_buffer_manager.h"
+
+namespace keelstate {
+
+extern std::atomic<int64_t> live_objects;
+
+// Counted adds its bearer to ks_live_objects.
+struct Counted {
+  Counted() { live_objects.fetch_add(1, std::memory_order_relaxed); }
+  ~Counted() { live_objects.fetch_sub(1, std::memory_order_relaxed); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+};
+
+ks_status MakeStatus(int code, const std::string& message);
+ks_status FromRocks(const rocksdb::Status& s);
+inline ks_status OK() { return ks_status{KS_OK, nullptr}; }
+
+// Guarded runs f and turns exceptions (memory exhausted) into a status, since
+// none may cross into Go.
+template <typename F>
+ks_status Guarded(F f) {
+  try {
+    return f();
+  } catch (const std::exception& e) {
+    return MakeStatus(KS_INTERNAL, std::string("native exception: ") + e.what());
+  }
+}
+
+// Watch follows flushes and background errors.
+class Watch : public rocksdb::EventListener {
+ public:
+  void OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo&) override;
+  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override;
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* s) override;
+  void OnErrorRecoveryEnd(const rocksdb::BackgroundErrorRecoveryInfo& info) override;
+  ks_status Error();
+
+  std::atomic<uint64_t> last_flush_micros{0}, flushes{0};
+
+ private:
+  std::atomic<int64_t> begun_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex mu_;
+  rocksdb::Status error_;
+};
+
+// Family owns a column family handle. Flush and Compact hold it while they run
+// beside a drop.
+struct Family : Counted {
+  Family(rocksdb::DB* d, rocksdb::ColumnFamilyHandle* h, const ks_family_options& o, std::shared_ptr<Switches> s)
+      : db(d), handle(h), options(o), switches(std::move(s)) {}
+  ~Family() {
+    db->DestroyColumnFamilyHandle(handle).PermitUncheckedError();
+  }
+  rocksdb::DB* const db;
+  rocksdb::ColumnFamilyHandle* const handle;
+  const ks_family_options options;
+  const std::shared_ptr<Switches> switches;
+};
+
+}  // namespace keelstate
+
+struct ks_driver : keelstate::Counted {
+  ks_driver_options options;
+  std::shared_ptr<rocksdb::Cache> cache;
+  std::shared_ptr<rocksdb::WriteBufferManager> buffers;
+};
+
+struct ks_family : keelstate::Counted {
+  explicit ks_family(std::shared_ptr<keelstate::Family> f) : family(std::move(f)) {}
+  const std::shared_ptr<keelstate::Family> family;
+};
+
+struct ks_snapshot : keelstate::Counted {
+  rocksdb::DB* db;
+  const rocksdb::Snapshot* snapshot;
+};
+
+struct ks_store : keelstate::Counted {
+  ks_driver* driver;  // outlives the store
+  std::shared_ptr<keelstate::Watch> watch;
+  std::unique_ptr<rocksdb::DB> db;
+  std::mutex mu;  // guards families, not held during writes to the database
+  std::unordered_map<uint32_t, std::shared_ptr<keelstate::Family>> families;
+};
