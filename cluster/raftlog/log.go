@@ -123,7 +123,7 @@ func Open(dir string, opt Options) (*Log, error) {
 	if err := opt.Validate(); err != nil {
 		return nil, fmt.Errorf("opening the raft log: %w", err)
 	}
-	if err := opt.FS.MkdirAll(dir, 0o755); err != nil {
+	if err := vfs.MkdirAllDurable(opt.FS, dir, 0o755); err != nil {
 		return nil, fmt.Errorf("making the raft log directory %s: %w", dir, err)
 	}
 	lock, err := opt.FS.Lock(filepath.Join(dir, "LOCK"))
