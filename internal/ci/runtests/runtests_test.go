@@ -73,6 +73,7 @@ func TestNever(t *testing.T) {}
 `,
 		"broken/b_test.go": "package broken\nimport \"testing\"\nfunc TestX(t *testing.T) { undefinedThing() }\n",
 		"exits/e_test.go":  "package exits\nimport (\"os\"; \"testing\")\nfunc TestMain(m *testing.M) { os.Exit(3) }\nfunc TestX(t *testing.T) {}\n",
+		"setup/s_test.go":  "package setup\nimport (\"testing\"; _ \"example.test/m/gone\")\nfunc TestX(t *testing.T) {}\n",
 		"none/none.go":     "package none\n",
 	})
 	r, out := newRunner(dir, options{})
@@ -86,26 +87,26 @@ func TestNever(t *testing.T) {}
 		t.Errorf("skipped: %s; want %s", got, want)
 	}
 	failed := " " + names(total.Failed) + " "
-	for _, want := range []string{"bad.TestFail", "bad.TestSub/ko", "bad.TestParentOnly", "panics.TestPanics", "broken", "exits"} {
+	for _, want := range []string{"bad.TestFail", "bad.TestSub/ko", "bad.TestParentOnly", "panics.TestPanics", "broken", "exits", "setup"} {
 		if !strings.Contains(failed, " "+want+" ") {
 			t.Errorf("%s is not among the failed:%s", want, failed)
 		}
 	}
-	if len(total.Failed) != 6 {
-		t.Errorf("%d failed, want 6:%s", len(total.Failed), failed)
+	if len(total.Failed) != 7 {
+		t.Errorf("%d failed, want 7:%s", len(total.Failed), failed)
 	}
 
 	r.report(total, time.Second)
 	report := out.String()
 	for _, want := range []string{
 		"good.TestSkipped:", "needs a moon", "good.TestSilent: (no reason given)", "the reason of TestFail",
-		"the reason of ko", "after the subtests", "the reason of the panic", "undefined: undefinedThing",
+		"the reason of ko", "after the subtests", "the reason of the panic", "undefined: undefinedThing", "example.test/m/gone",
 	} {
 		if !strings.Contains(report, want) {
 			t.Errorf("the report does not have %q", want)
 		}
 	}
-	if !strings.HasSuffix(report, "\n9 passed, 6 failed, 2 skipped\n") {
+	if !strings.HasSuffix(report, "\n9 passed, 7 failed, 2 skipped\n") {
 		t.Errorf("the report ends with %q", report[max(0, len(report)-80):])
 	}
 	if t.Failed() {

@@ -154,7 +154,7 @@ func (r *runner) repeat(n int) []string {
 
 // packages lists the module's packages whose path below the module is wanted.
 func (r *runner) packages(ctx context.Context, want func(string) bool) ([]string, error) {
-	out, err := r.goList(ctx, "-f", "{{.ImportPath}} {{.Module.Path}}", "./...")
+	out, err := r.goList(ctx, "-f", "{{.ImportPath}} {{if .Module}}{{.Module.Path}}{{end}}", "./...")
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,8 @@ func (r *runner) packages(ctx context.Context, want func(string) bool) ([]string
 }
 
 func (r *runner) goList(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
+	// -e: a broken package must not hide the others; go test will report it.
+	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-e"}, args...)...)
 	cmd.Dir = r.dir
 	out, err := cmd.Output()
 	if exit, ok := err.(*exec.ExitError); ok {
