@@ -43,6 +43,7 @@ func TestRuleEdges(t *testing.T) {
 		{in("client/keeltest/x.go", "raftfsm"), false},
 		{in("api/server/x.go", "cluster"), false},
 		{in("api/server/x.go", "engine"), true},
+		{in("api/server/x.go", "engine/state"), false},
 		{in("broadcast/x.go", "raftfsm"), true},
 		{in("broadcast/meta/x.go", "broadcast"), false},
 		{in("keygroup/x.go", "engine"), true},
