@@ -222,7 +222,13 @@ func (m *machine) reopen(t *rapid.T) {
 	compareAll(t, m.store, m.now)
 }
 
+// maxModelCheckpoints bounds the checkpoints of one run, which are slow.
+const maxModelCheckpoints = 2
+
 func (m *machine) checkpoint(t *rapid.T) {
+	if m.extra >= maxModelCheckpoints {
+		return
+	}
 	m.extra++
 	dir := fmt.Sprint(m.dir, "-checkpoint", m.extra)
 	if err := m.store.Checkpoint(dir); err != nil {
@@ -265,6 +271,7 @@ func testModel(h *harness) {
 		t.Repeat(map[string]func(*rapid.T){
 			"write":      m.write,
 			"write more": m.write,
+			"write most": m.write,
 			"read":       func(t *rapid.T) { compareSome(t, m.store, m.now) },
 			"flush":      m.flush,
 			"reopen":     m.reopen,
