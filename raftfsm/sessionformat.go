@@ -136,7 +136,11 @@ func (s *session) parse(value []byte) error {
 			r.fail("number")
 			break
 		}
-		for p := r.count("parts", MaxCommandMutations); p > 0 && r.err == nil; p-- {
+		parts := r.count("parts", MaxCommandMutations)
+		if parts == 0 {
+			r.fail("parts")
+		}
+		for ; parts > 0 && r.err == nil; parts-- {
 			rec.parts = append(rec.parts, readDecided(&r))
 		}
 		rec.size = rec.encodedSize()
