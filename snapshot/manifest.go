@@ -1,0 +1,225 @@
+package snapshot
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/keygroup"
+)
+
+// Manifest says what one snapshot of one shard holds and which files it is made
+// of. Its format is docs/formats/shard-manifest.md.
+type Manifest struct {
+	Group       base.GroupID
+	Birth       base.Birth
+	Incarnation base.Incarnation
+	Epoch       base.Epoch
+	Range       keygroup.Range
+	M           int
+	// Engine is the implementation whose files these are: "rocks" or "mem".
+	Engine string
+	// Index and Term are those of the newest entry that the engine has applied;
+	// they may be ahead of the index under which Raft keeps the snapshot.
+	Index, Term uint64
+	Sequence    uint64
+	ClockMs     uint64
+	// Files are in the order of their names.
+	Files []File
+}
+
+// File is one file of a snapshot.
+type File struct {
+	Name   string
+	Size   int64
+	SHA256 [sha256.Size]byte
+	// Object, Offset and Length say where the file lies in an object store;
+	// Object is empty where it lies in none.
+	Object         string
+	Offset, Length int64
+}
+
+// Limits of a manifest.
+const (
+	MaxFiles       = 100_000
+	MaxNameBytes   = 255
+	MaxObjectBytes = 1024
+)
+
+// The constants of the format are frozen.
+const (
+	manifestMagic   = "KSSM"
+	manifestVersion = 1
+	sumLen          = sha256.Size
+)
+
+// Encode returns the bytes of the manifest. It sorts Files.
+func (m *Manifest) Encode() ([]byte, error) {
+	slices.SortFunc(m.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	if err := m.validate(); err != nil {
+		return nil, fmt.Errorf("encoding manifest of %s: %w", m.Group, err)
+	}
+	b := append([]byte(manifestMagic), manifestVersion)
+	for _, v := range []uint64{uint64(m.Group), uint64(m.Birth), uint64(m.Incarnation), uint64(m.Epoch),
+		uint64(m.Range.Lo), uint64(m.Range.Hi), uint64(m.M), m.Index, m.Term, m.Sequence, m.ClockMs} {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	b = appendText(b, m.Engine)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Files)))
+	for i := range m.Files {
+		f := &m.Files[i]
+		b = appendText(b, f.Name)
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.Size))
+		b = append(b, f.SHA256[:]...)
+		b = appendText(b, f.Object)
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.Offset))
+		b = binary.LittleEndian.AppendUint64(b, uint64(f.Length))
+	}
+	sum := sha256.Sum256(b)
+	return append(b, sum[:]...), nil
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint16(b, uint16(len(s))), s...)
+}
+
+// Decode parses and checks a manifest. Damage is base.ErrCorrupt, a version of a
+// newer build base.ErrFormatVersion.
+func Decode(raw []byte) (*Manifest, error) {
+	if len(raw) < len(manifestMagic)+1 || string(raw[:len(manifestMagic)]) != manifestMagic {
+		return nil, fmt.Errorf("decoding manifest: no magic: %w", base.ErrCorrupt)
+	}
+	if v := raw[len(manifestMagic)]; v != manifestVersion {
+		return nil, fmt.Errorf("decoding manifest: version %d: %w", v, base.ErrFormatVersion)
+	}
+	if len(raw) < len(manifestMagic)+1+sumLen {
+		return nil, fmt.Errorf("decoding manifest: %d bytes: %w", len(raw), base.ErrCorrupt)
+	}
+	body := raw[:len(raw)-sumLen]
+	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
+		return nil, fmt.Errorf("decoding manifest: checksum mismatch: %w", base.ErrCorrupt)
+	}
+	d := decoder{b: body[len(manifestMagic)+1:]}
+	m := &Manifest{}
+	m.Group, m.Birth = base.GroupID(d.u64()), base.Birth(d.u64())
+	m.Incarnation, m.Epoch = base.Incarnation(d.u64()), base.Epoch(d.u64())
+	m.Range = keygroup.Range{Lo: keygroup.Group(d.small()), Hi: keygroup.Group(d.small())}
+	m.M = int(d.small())
+	m.Index, m.Term, m.Sequence, m.ClockMs = d.u64(), d.u64(), d.u64(), d.u64()
+	m.Engine = d.text()
+	// Each file takes at least this much: the count cannot make us allocate
+	// more than the manifest holds.
+	const fileMin = 2 + 8 + sha256.Size + 2 + 8 + 8
+	n := int(d.u32())
+	if n > MaxFiles || n*fileMin > len(d.b) {
+		return nil, fmt.Errorf("decoding manifest: %d files in %d bytes: %w", n, len(d.b), base.ErrCorrupt)
+	}
+	m.Files = make([]File, n)
+	for i := range m.Files {
+		f := &m.Files[i]
+		f.Name, f.Size = d.text(), int64(d.u64())
+		copy(f.SHA256[:], d.take(sha256.Size))
+		f.Object, f.Offset, f.Length = d.text(), int64(d.u64()), int64(d.u64())
+	}
+	if d.bad || len(d.b) != 0 {
+		return nil, fmt.Errorf("decoding manifest: lengths do not add up: %w", base.ErrCorrupt)
+	}
+	if err := m.validate(); err != nil {
+		return nil, fmt.Errorf("decoding manifest: %v: %w", err, base.ErrCorrupt)
+	}
+	return m, nil
+}
+
+// validate checks what holds for every manifest (SN1).
+func (m *Manifest) validate() error {
+	switch {
+	case m.M < 1 || m.M > 32768 || m.Range.Empty() || int(m.Range.Hi) > m.M:
+		return base.Invalid("range", fmt.Sprintf("%s of %d key groups", m.Range, m.M))
+	case len(m.Engine) == 0 || len(m.Engine) > MaxNameBytes:
+		return base.Invalid("engine", "1 to 255 bytes")
+	case len(m.Files) > MaxFiles:
+		return &base.Error{Cause: base.ErrTooLarge, Field: "files", Ordinal: -1, Hint: fmt.Sprintf("at most %d", MaxFiles)}
+	}
+	for i := range m.Files {
+		f := &m.Files[i]
+		if err := checkName(f.Name); err != nil {
+			return err
+		}
+		if i > 0 && m.Files[i-1].Name >= f.Name {
+			return base.Invalid("files", fmt.Sprintf("%q is out of order or twice", f.Name))
+		}
+		if f.Size < 0 || f.Offset < 0 || f.Length < 0 || len(f.Object) > MaxObjectBytes {
+			return base.Invalid("files", fmt.Sprintf("%q has an impossible size or place", f.Name))
+		}
+	}
+	return nil
+}
+
+// checkName refuses what could leave the directory or clash with our own files.
+func checkName(name string) error {
+	switch {
+	case name == "" || len(name) > MaxNameBytes, name == "." || name == "..",
+		strings.ContainsAny(name, "/\\\x00"), strings.HasSuffix(name, partSuffix):
+		return base.Invalid("files", fmt.Sprintf("%.64q is no file name of a snapshot", name))
+	}
+	return nil
+}
+
+// Bytes is the size of all files together.
+func (m *Manifest) Bytes() int64 {
+	var n int64
+	for i := range m.Files {
+		n += m.Files[i].Size
+	}
+	return n
+}
+
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+func (d *decoder) take(n int) []byte {
+	if d.bad || n > len(d.b) {
+		d.bad = true
+		return nil
+	}
+	out := d.b[:n]
+	d.b = d.b[n:]
+	return out
+}
+
+func (d *decoder) u64() uint64 {
+	if b := d.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+// small is a number that must fit a key group or M.
+func (d *decoder) small() uint32 {
+	v := d.u64()
+	if v > 1<<16 {
+		d.bad = true
+		return 0
+	}
+	return uint32(v)
+}
+
+func (d *decoder) u32() uint32 {
+	if b := d.take(4); b != nil {
+		return binary.LittleEndian.Uint32(b)
+	}
+	return 0
+}
+
+func (d *decoder) text() string {
+	b := d.take(2)
+	if b == nil {
+		return ""
+	}
+	return string(d.take(int(binary.LittleEndian.Uint16(b))))
+}
