@@ -1,0 +1,565 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// Version is the version of this build, set by the linker.
+var Version = "dev"
+
+// shardRequest is what the node-level calls about one shard carry.
+type shardRequest struct {
+	Group base.GroupID `json:"group"`
+	Mark  uint64       `json:"mark,omitempty"`
+	To    base.NodeID  `json:"to,omitempty"`
+}
+
+type sizes struct {
+	A, B uint64
+}
+
+// serveAdmin registers the node-level calls that serve administration.
+func (n *Node) serveAdmin() {
+	t := n.transport
+	t.Handle(methodLeaders, n.serveLeaders)
+	t.Handle(methodRejoin, n.serveRejoin)
+	t.Handle(methodStatus, func(ctx context.Context, _ base.NodeID, _ []byte) ([]byte, error) {
+		st, err := n.NodeStatus(ctx)
+		return jsonReply(st, err)
+	})
+	onShard := func(method uint8, f func(context.Context, *replica, shardRequest) (any, error)) {
+		t.Handle(method, func(ctx context.Context, _ base.NodeID, req []byte) ([]byte, error) {
+			var q shardRequest
+			if err := json.Unmarshal(req, &q); err != nil {
+				return nil, base.Invalid("request", err.Error())
+			}
+			r, err := n.replicaOf(q.Group)
+			if err != nil {
+				return nil, err
+			}
+			v, err := f(ctx, r, q)
+			return jsonReply(v, err)
+		})
+	}
+	onShard(methodHash, func(ctx context.Context, r *replica, q shardRequest) (any, error) { return r.hashAt(ctx, q.Mark) })
+	onShard(methodTransfer, func(_ context.Context, r *replica, q shardRequest) (any, error) {
+		if _, err := r.leading(); err != nil {
+			return nil, err
+		}
+		return q.To, r.transferTo(q.To)
+	})
+	onShard(methodSnapshot, func(_ context.Context, r *replica, _ shardRequest) (any, error) { return r.snapshotNow() })
+	onShard(methodCompact, func(_ context.Context, r *replica, _ shardRequest) (any, error) { return r.compact() })
+}
+
+// callShard calls a node-level method about a shard on a node.
+func (n *Node) callShard(ctx context.Context, node base.NodeID, method uint8, q shardRequest, reply any) error {
+	msg, err := json.Marshal(q)
+	if err != nil {
+		return err
+	}
+	raw, err := n.transport.Call(ctx, node, method, msg)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(raw, reply)
+}
+
+// onLeader calls f with the node that leads the shard, again while the leader
+// moves, until the context ends.
+func (n *Node) onLeader(ctx context.Context, g base.GroupID, f func(base.NodeID) error) error {
+	if _, err := n.shardRecord(g); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, systemProposeTimeout)
+	defer cancel()
+	hint := n.leaderHint(g)
+	for {
+		err := error(&base.Error{Cause: base.ErrNotReady, Group: &g, Ordinal: -1, Hint: "the shard has no leader at the moment"})
+		if hint != "" {
+			if err = f(hint); err == nil {
+				return nil
+			}
+		}
+		var e *base.Error
+		next := n.leaderHint(g)
+		if errors.As(err, &e) && e.LeaderHint != "" && e.LeaderHint != hint {
+			next = e.LeaderHint
+		}
+		if s := base.SentinelOf(err); s.Outcome != base.OutcomeNotApplied || !s.Retryable {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(20 * time.Millisecond):
+			hint = next
+		}
+	}
+}
+
+func (n *Node) shardRecord(g base.GroupID) (*meta.Shard, error) {
+	v, err := n.metaView()
+	if err != nil {
+		return nil, err
+	}
+	rec := v.Shard(g)
+	if rec == nil {
+		return nil, &base.Error{Cause: base.ErrNotFound, Field: "shard", Ordinal: -1, Hint: fmt.Sprintf("no shard %s; see keelctl shard list", g)}
+	}
+	return rec, nil
+}
+
+// NodeStatus is what this node says about itself.
+func (n *Node) NodeStatus(context.Context) (*NodeStatus, error) {
+	id := n.Identity()
+	st := &NodeStatus{Cluster: id.Cluster, Version: Version, Engine: id.Engine, Uptime: time.Since(n.started),
+		Node: NodeInfo{ID: id.Node, RaftAddr: n.RaftAddr(), GRPCAddr: n.opts.GRPCAddr, HTTPAddr: n.opts.HTTPAddr, Zone: n.opts.Zone, Alive: true}}
+	st.Ready, st.NotReadyReason = n.Ready()
+	if v, err := n.metaView(); err == nil {
+		st.Revision = v.Revision()
+		if rec := v.Node(id.Node); rec != nil {
+			st.Node.State = string(rec.State)
+		}
+	}
+	if s := n.system.Load(); s != nil {
+		gs := s.group.status()
+		gs.Applied = s.store.Snapshot().AppliedIndex()
+		gs.Ready = true
+		st.Groups = append(st.Groups, gs)
+	}
+	n.mu.Lock()
+	replicas := make([]*replica, 0, len(n.mu.replicas))
+	for _, r := range n.mu.replicas {
+		replicas = append(replicas, r)
+	}
+	n.mu.Unlock()
+	for _, r := range replicas {
+		st.Groups = append(st.Groups, r.status())
+	}
+	slices.SortFunc(st.Groups, func(a, b GroupStatus) int { return int(int64(a.Group) - int64(b.Group)) })
+	return st, nil
+}
+
+// status of what every group has.
+func (g *group) status() GroupStatus {
+	st := GroupStatus{Group: g.id, Replica: g.replica, State: "stopped"}
+	if g.raft == nil {
+		return st
+	}
+	st.Term, st.Commit, st.Applied, st.Last = g.raft.CurrentTerm(), g.raft.CommitIndex(), g.raft.AppliedIndex(), g.raft.LastIndex()
+	st.Leader, st.LogBytes = g.leaderNode(), g.log.Bytes()
+	_, self, err := g.voters()
+	st.Voter = err == nil && self
+	switch g.raft.State() {
+	case raft.Leader:
+		st.State = "leader"
+	case raft.Candidate:
+		st.State = "candidate"
+	case raft.Follower:
+		st.State = "follower"
+		if !st.Voter {
+			st.State = "learner"
+		}
+	}
+	return st
+}
+
+func (r *replica) status() GroupStatus {
+	st := r.group.status()
+	if why := r.damage.Load(); why != nil {
+		st.State, st.Damage = "damaged", *why
+	}
+	st.Epoch, st.Range = 0, r.rng
+	if r.machine == nil {
+		return st
+	}
+	h := r.machine.Header()
+	st.Applied, st.Epoch, st.Sequence = h.AppliedIndex, h.Epoch, h.Sequence
+	for _, d := range h.Declarations() {
+		st.States = append(st.States, uint32(d.ID))
+	}
+	if store, release, err := r.machine.Store(); err == nil {
+		s := store.Stats()
+		release()
+		st.DiskBytes, st.Keys = s.DiskBytes, s.Keys
+	}
+	st.Ready = r.ready() == ""
+	return st
+}
+
+// ready says why the replica is not ready to serve, empty if it is: it must be
+// in the committed configuration and its lag be bounded. Whether the group has a
+// quorum is no matter of this node.
+func (r *replica) ready() string {
+	if why := r.damage.Load(); why != nil {
+		return fmt.Sprintf("replica of %s is damaged and being rebuilt", r.id)
+	}
+	if r.raft == nil {
+		return fmt.Sprintf("replica of %s is not started", r.id)
+	}
+	index, conf := r.machine.Configuration()
+	if index == 0 {
+		return fmt.Sprintf("replica of %s has no configuration yet", r.id)
+	}
+	member := false
+	for _, s := range raft.DecodeConfiguration(conf).Servers {
+		member = member || s.ID == raft.ServerID(r.replica)
+	}
+	if !member {
+		return fmt.Sprintf("replica of %s is not a member yet", r.id)
+	}
+	applied, _ := r.machine.Applied()
+	if commit := r.raft.CommitIndex(); commit > applied+r.opts.AppliedLagBound {
+		return fmt.Sprintf("replica of %s is %d entries behind", r.id, commit-applied)
+	}
+	return ""
+}
+
+// Ready says whether this node can serve what it hosts, and why not. It never
+// depends on other nodes.
+func (n *Node) Ready() (bool, string) {
+	n.mu.Lock()
+	draining, closed := n.mu.draining, n.mu.closed
+	n.mu.Unlock()
+	if draining || closed {
+		return false, "the node is draining"
+	}
+	v, err := n.metaView()
+	if err != nil {
+		return false, "the node does not belong to a cluster yet"
+	}
+	if v.Cluster() == nil {
+		return false, "the node has no copy of the cluster's metadata yet"
+	}
+	for _, rec := range v.Shards() {
+		for _, rep := range rec.Replicas {
+			if rep.Node != n.opts.NodeID {
+				continue
+			}
+			n.mu.Lock()
+			r := n.mu.replicas[rec.ID]
+			n.mu.Unlock()
+			if r == nil {
+				return false, fmt.Sprintf("replica of %s is not started yet", rec.ID)
+			}
+			if why := r.ready(); why != "" {
+				return false, why
+			}
+		}
+	}
+	return true, ""
+}
+
+// liveLimit is how old the oldest fsync in flight may be before the node counts
+// as hung.
+const liveLimit = 30 * time.Second
+
+// Live says whether the process and its disk answer; it never fails for lack of
+// a quorum.
+func (n *Node) Live() error {
+	if err := n.log.Err(); err != nil {
+		return err
+	}
+	if age := n.log.OldestPendingSync(); age > liveLimit {
+		return fmt.Errorf("an fsync of the raft log has not returned for %s: %w", age.Round(time.Second), base.ErrDiskFailed)
+	}
+	return nil
+}
+
+// Status asks every node of the cluster; those that do not answer are named.
+func (n *Node) Status(ctx context.Context) (*ClusterStatus, error) {
+	t, err := n.topology()
+	if err != nil {
+		return nil, err
+	}
+	out := &ClusterStatus{Topology: t, Unreachable: map[base.NodeID]string{}}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for _, node := range t.Nodes {
+		if node.State == string(meta.NodeRemoved) {
+			continue
+		}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			var st NodeStatus
+			raw, err := n.transport.Call(ctx, node.ID, methodStatus, nil)
+			if err == nil {
+				err = json.Unmarshal(raw, &st)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				out.Unreachable[node.ID] = err.Error()
+				return
+			}
+			out.Nodes = append(out.Nodes, st)
+		}()
+	}
+	wg.Wait()
+	slices.SortFunc(out.Nodes, func(a, b NodeStatus) int { return strings.Compare(string(a.Node.ID), string(b.Node.ID)) })
+	out.Problems = problemsOf(out)
+	return out, nil
+}
+
+func problemsOf(s *ClusterStatus) []string {
+	var out []string
+	for _, node := range s.Topology.Nodes {
+		if why, gone := s.Unreachable[node.ID]; gone {
+			out = append(out, fmt.Sprintf("node %s cannot be reached: %s", node.ID, why))
+		}
+	}
+	leaders := map[base.GroupID]bool{}
+	for _, ns := range s.Nodes {
+		if !ns.Ready {
+			out = append(out, fmt.Sprintf("node %s is not ready: %s", ns.Node.ID, ns.NotReadyReason))
+		}
+		for _, g := range ns.Groups {
+			leaders[g.Group] = leaders[g.Group] || g.State == "leader"
+			if g.Damage != "" {
+				out = append(out, fmt.Sprintf("replica %s of %s is damaged: %s", g.Replica, g.Group, g.Damage))
+			}
+		}
+	}
+	for _, sh := range s.Topology.Shards {
+		if !leaders[sh.ID] {
+			out = append(out, fmt.Sprintf("shard %s has no leader that can be reached", sh.ID))
+		}
+	}
+	return out
+}
+
+// TransferLeader hands a shard to the replica on a node and returns who leads.
+func (n *Node) TransferLeader(ctx context.Context, shard base.GroupID, to base.NodeID) (base.NodeID, error) {
+	var leader base.NodeID
+	err := n.onLeader(ctx, shard, func(node base.NodeID) error {
+		return n.callShard(ctx, node, methodTransfer, shardRequest{Group: shard, To: to}, &leader)
+	})
+	return leader, err
+}
+
+// HashShard makes every replica compute its hashes at one index of the log.
+func (n *Node) HashShard(ctx context.Context, shard base.GroupID) ([]ReplicaHash, error) {
+	rec, err := n.shardRecord(shard)
+	if err != nil {
+		return nil, err
+	}
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return nil, err
+	}
+	mark := binary.LittleEndian.Uint64(b[:])
+	err = n.onLeader(ctx, shard, func(node base.NodeID) error {
+		return n.callShard(ctx, node, methodHash, shardRequest{Group: shard, Mark: mark, To: node}, new(ReplicaHash))
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]ReplicaHash, len(rec.Replicas))
+	var wg sync.WaitGroup
+	for i, rep := range rec.Replicas {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			out[i].Node = rep.Node
+			err := n.callShard(ctx, rep.Node, methodHash, shardRequest{Group: shard, Mark: mark}, &out[i])
+			if err != nil {
+				out[i] = ReplicaHash{Node: rep.Node, Error: err.Error()}
+			}
+		}()
+	}
+	wg.Wait()
+	return out, nil
+}
+
+// hashWait bounds how long a replica waits to reach a hash mark.
+const hashWait = 30 * time.Second
+
+// hashAt computes this replica's hashes at a mark; the leader proposes the mark
+// if it does not have it yet.
+func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error) {
+	if err := r.healthy(); err != nil {
+		return nil, err
+	}
+	report, err := r.machine.HashAt(ctx, mark)
+	if errors.Is(err, base.ErrNotFound) {
+		if _, lerr := r.leading(); lerr == nil {
+			if _, err := r.command(raftfsm.AppendHashMark(nil, mark)); err != nil {
+				return nil, err
+			}
+		} else if werr := r.waitMark(ctx, mark); werr != nil {
+			return nil, lerr
+		}
+		report, err = r.machine.HashAt(ctx, mark)
+	}
+	if err != nil {
+		return nil, err
+	}
+	content, ops := report.Sum()
+	return &ReplicaHash{Node: r.opts.NodeID, Index: report.Index, ClockMs: report.ClockMs, Content: content, Ops: ops}, nil
+}
+
+// waitMark waits until this replica has applied a mark.
+func (r *replica) waitMark(ctx context.Context, mark uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, hashWait)
+	defer cancel()
+	for {
+		applied, _ := r.machine.Applied()
+		if r.machine.HasMark(mark) {
+			return nil
+		}
+		if err := r.machine.WaitApplied(ctx, applied+1); err != nil {
+			return err
+		}
+	}
+}
+
+// SnapshotShard takes a snapshot on the shard's leader.
+func (n *Node) SnapshotShard(ctx context.Context, shard base.GroupID) (index, bytes uint64, err error) {
+	var s sizes
+	err = n.onLeader(ctx, shard, func(node base.NodeID) error {
+		return n.callShard(ctx, node, methodSnapshot, shardRequest{Group: shard}, &s)
+	})
+	return s.A, s.B, err
+}
+
+func (r *replica) snapshotNow() (*sizes, error) {
+	if !r.snapping.CompareAndSwap(false, true) {
+		return nil, &base.Error{Cause: base.ErrOverloaded, Ordinal: -1, RetryAfter: time.Second, Hint: "a snapshot is being taken already"}
+	}
+	defer r.snapping.Store(false)
+	index, err := r.takeSnapshot(r.opts.LogKeepBytes)
+	if err != nil {
+		return nil, err
+	}
+	m, _, _, err := r.snaps.newest()
+	if err != nil {
+		return nil, err
+	}
+	s := &sizes{A: index}
+	if m != nil {
+		for _, f := range m.Files {
+			s.B += uint64(f.Size)
+		}
+	}
+	return s, nil
+}
+
+// CompactShard compacts the store of every replica; sizes are sums.
+func (n *Node) CompactShard(ctx context.Context, shard base.GroupID) (before, after uint64, err error) {
+	rec, err := n.shardRecord(shard)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, rep := range rec.Replicas {
+		var s sizes
+		if err := n.callShard(ctx, rep.Node, methodCompact, shardRequest{Group: shard}, &s); err != nil {
+			return before, after, fmt.Errorf("compacting %s on node %s: %w", shard, rep.Node, err)
+		}
+		before, after = before+s.A, after+s.B
+	}
+	return before, after, nil
+}
+
+func (r *replica) compact() (*sizes, error) {
+	store, release, err := r.machine.Store()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if err := store.Flush(); err != nil {
+		return nil, err
+	}
+	s := &sizes{A: store.Stats().DiskBytes}
+	if err := store.Compact(); err != nil {
+		return nil, err
+	}
+	s.B = store.Stats().DiskBytes
+	return s, nil
+}
+
+// serveFile opens a file of a snapshot for a peer. The name comes from the
+// network: it must be one that fileName makes, and is opened below the
+// snapshot's directory only.
+func (n *Node) serveFile(_ context.Context, _ base.NodeID, name string) (io.ReadCloser, int64, error) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 4 || parts[0] != "snapshot" {
+		return nil, 0, base.Invalid("name", "no such file")
+	}
+	id, err := strconv.ParseUint(parts[1], 10, 64)
+	if err != nil {
+		return nil, 0, base.Invalid("name", "no such group")
+	}
+	if sum, err := hex.DecodeString(parts[2]); err != nil || len(sum) != 32 {
+		return nil, 0, base.Invalid("name", "no such snapshot")
+	}
+	r, err := n.replicaOf(base.GroupID(id))
+	if err != nil {
+		return nil, 0, err
+	}
+	dir, err := r.snaps.filesOf(parts[2])
+	if err != nil {
+		return nil, 0, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, 0, fmt.Errorf("opening snapshot %s: %w", filepath.Base(dir), err)
+	}
+	defer root.Close()
+	f, err := root.Open(parts[3])
+	if err != nil {
+		return nil, 0, fmt.Errorf("opening %s: %w: %w", parts[3], base.ErrNotFound, err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, st.Size(), nil
+}
+
+// Drain hands over every office of this node and says not ready from now on.
+func (n *Node) Drain(ctx context.Context) error {
+	n.mu.Lock()
+	n.mu.draining = true
+	n.mu.Unlock()
+	var errs []error
+	for _, g := range n.groups() {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if g.raft.State() != raft.Leader {
+			continue
+		}
+		voters, _, err := g.voters()
+		if err != nil || len(voters) < 2 {
+			continue
+		}
+		if err := g.raft.LeadershipTransfer().Error(); err != nil {
+			errs = append(errs, fmt.Errorf("handing over %s: %w", g.id, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,381 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/keelstate/keelstate/broadcast"
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/keygroup"
+)
+
+// formatVersion is the newest format that nodes of this build write.
+const formatVersion = 1
+
+// admission is what a founder (or, later, a cluster that admits a node) sends
+// to a node, and what it answers.
+type admission struct {
+	Init    *FoundSpec             `json:"init,omitempty"` // forwarded init: found it yourself
+	Cluster base.ClusterID         `json:"cluster,omitempty"`
+	Node    base.NodeID            `json:"node"`
+	Peers   map[base.NodeID]string `json:"peers,omitempty"`
+}
+
+type admitted struct {
+	Reply    *FoundReply `json:"reply,omitempty"` // of a forwarded init
+	Disk     base.DiskID `json:"disk,omitempty"`
+	Engine   string      `json:"engine,omitempty"`
+	RaftAddr string      `json:"raftAddr,omitempty"`
+	GRPCAddr string      `json:"grpcAddr,omitempty"`
+	HTTPAddr string      `json:"httpAddr,omitempty"`
+	Zone     string      `json:"zone,omitempty"`
+}
+
+// Init founds the cluster, or resumes or shows the founding. Whichever listed
+// node is called, the one with the lowest id founds, so that calls on several
+// nodes at once cannot found two clusters (B24).
+func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
+	want, err := n.foundingSpec(spec).Resolve()
+	if err != nil {
+		return nil, err
+	}
+	listed := false
+	peers := map[base.NodeID]string{}
+	for _, m := range want.Nodes {
+		listed = listed || m.ID == n.opts.NodeID
+		if m.ID != n.opts.NodeID {
+			peers[m.ID] = m.RaftAddr
+		}
+	}
+	if !listed {
+		return nil, base.Invalid("nodes", fmt.Sprintf("the list does not name the node called, %s; call a listed node", n.opts.NodeID))
+	}
+	if n.Identity().Cluster == "" {
+		if err := n.addresses.learn(peers); err != nil {
+			return nil, err
+		}
+		if first := want.Nodes[0].ID; first != n.opts.NodeID {
+			return n.forwardInit(ctx, first, spec)
+		}
+		if err := n.found(ctx, spec); err != nil {
+			return nil, err
+		}
+	}
+	return n.continueFounding(ctx, want)
+}
+
+func (n *Node) foundingSpec(s FoundSpec) meta.FoundingSpec {
+	f := meta.FoundingSpec{KeyGroups: s.KeyGroups, Shards: s.Shards, Replication: s.Replication, Engine: n.opts.Driver.Name()}
+	for _, m := range s.Nodes {
+		f.Nodes = append(f.Nodes, meta.FoundingNode{ID: m.ID, RaftAddr: m.RaftAddr})
+	}
+	return f
+}
+
+func (n *Node) forwardInit(ctx context.Context, to base.NodeID, spec FoundSpec) (*FoundReply, error) {
+	msg, err := json.Marshal(admission{Init: &spec, Node: to})
+	if err != nil {
+		return nil, err
+	}
+	raw, err := n.transport.Call(ctx, to, methodAdmission, msg)
+	if err != nil {
+		addr, _ := n.resolve(to)
+		return nil, &base.Error{Cause: err, Field: "nodes", Ordinal: -1,
+			Hint: fmt.Sprintf("node %s at %s founds the cluster and could not; start it, check its address, and repeat the same init", to, addr)}
+	}
+	var a admitted
+	if err := json.Unmarshal(raw, &a); err != nil || a.Reply == nil {
+		return nil, fmt.Errorf("reading the founder's reply: %v: %w", err, base.ErrInternal)
+	}
+	return a.Reply, nil
+}
+
+// found makes this node the first member of a new cluster. What is asked for is
+// durable before the node belongs to a cluster, so that a crash at any point is
+// resumed by the same init.
+func (n *Node) found(ctx context.Context, spec FoundSpec) error {
+	n.foundMu.Lock()
+	defer n.foundMu.Unlock()
+	if n.Identity().Cluster != "" {
+		return nil // another call was faster
+	}
+	cluster := base.ClusterID(randomID())
+	err := n.changeIdentity(func(id *Identity) {
+		id.Cluster, id.SystemGeneration, id.Founding = cluster, 1, &spec
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.transport.SetCluster(cluster); err != nil {
+		return err
+	}
+	n.logger.Info("founding a cluster", "cluster", string(cluster), "nodes", len(spec.Nodes))
+	return n.joinSystem()
+}
+
+// continueFounding records the founding in the system group and waits until
+// its operation has ended or the context does; asking again goes on from there.
+func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*FoundReply, error) {
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
+	}
+	resumed := true
+	var op *meta.Operation
+	rev, err := s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
+		resumed = v.Cluster() != nil
+		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
+			FormatVersion: formatVersion, NowMs: s.nowMs()})
+		return txn, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.poke()
+	reply := &FoundReply{Cluster: n.Identity().Cluster, Operation: fmt.Sprint(op.ID), Phase: op.Phase, Resumed: resumed}
+	for {
+		v, err := s.view()
+		if err != nil {
+			return nil, err
+		}
+		if o := v.Operation(op.ID); o != nil {
+			reply.Phase = o.Phase
+			if o.Finished() {
+				return reply, nil
+			}
+		}
+		rev = max(rev, v.Revision())
+		if err := s.store.WaitForRevision(ctx, rev+1); err != nil {
+			return reply, nil // not done yet: the phase says how far it is
+		}
+	}
+}
+
+// serveAdmission is what an unfounded node serves: a forwarded init, or its
+// admission to a cluster.
+func (n *Node) serveAdmission(ctx context.Context, from base.NodeID, req []byte) ([]byte, error) {
+	var a admission
+	if err := json.Unmarshal(req, &a); err != nil {
+		return nil, base.Invalid("admission", err.Error())
+	}
+	if a.Node != n.opts.NodeID {
+		return nil, &base.Error{Cause: base.ErrIdentity, Field: "nodes", Ordinal: -1,
+			Hint: fmt.Sprintf("the node at this address is %s, not %s; correct the list", n.opts.NodeID, a.Node)}
+	}
+	if a.Init != nil {
+		reply, err := n.Init(ctx, *a.Init)
+		return jsonReply(admitted{Reply: reply}, err)
+	}
+	if a.Cluster == "" {
+		return nil, base.Invalid("cluster", "an admission names a cluster")
+	}
+	if err := n.admit(a, from); err != nil {
+		return nil, err
+	}
+	id := n.Identity()
+	return json.Marshal(admitted{Disk: id.Disk, Engine: id.Engine, RaftAddr: n.RaftAddr(), GRPCAddr: n.opts.GRPCAddr,
+		HTTPAddr: n.opts.HTTPAddr, Zone: n.opts.Zone})
+}
+
+// admit binds this node to a cluster, durably and only once.
+func (n *Node) admit(a admission, from base.NodeID) error {
+	n.foundMu.Lock()
+	defer n.foundMu.Unlock()
+	switch have := n.Identity().Cluster; {
+	case have == a.Cluster:
+		return nil
+	case have != "":
+		return &base.Error{Cause: base.ErrAlreadyFounded, Field: "nodes", Ordinal: -1,
+			Hint: fmt.Sprintf("node %s belongs to cluster %s; give it an empty data directory, or leave it out", n.opts.NodeID, have)}
+	}
+	if err := n.addresses.learn(a.Peers); err != nil {
+		return err
+	}
+	if err := n.changeIdentity(func(id *Identity) { id.Cluster, id.SystemGeneration = a.Cluster, 1 }); err != nil {
+		return err
+	}
+	n.logger.Info("admitted to a cluster", "cluster", string(a.Cluster), "by", string(from))
+	// The connection that this came by is closed by SetCluster; the admission
+	// is asked for again and then answered at once.
+	if err := n.transport.SetCluster(a.Cluster); err != nil {
+		return err
+	}
+	return n.joinSystem()
+}
+
+// leadSystem is what the system group's leader looks after: the founding, the
+// system group's own members, sessions, and replicas to rebuild.
+func (n *Node) leadSystem(s *system, v *meta.View) {
+	ctx, cancel := context.WithTimeout(n.ctx, systemProposeTimeout)
+	defer cancel()
+	warn := func(doing string, err error) {
+		if err != nil && n.ctx.Err() == nil {
+			n.logger.Warn(doing, "error", err)
+		}
+	}
+	if op, spec, err := v.FoundingOperation(); err == nil && op != nil && !op.Finished() {
+		warn("founding the cluster", n.driveFounding(ctx, s, v, op, spec))
+	} else {
+		warn("reading the founding", err)
+	}
+	warn("changing the system group's members", s.reconcileMembers(s.wantedMembers(v)))
+	warn("ending sessions", n.expireSessions(ctx, s))
+	warn("purging dropped states", n.purgeDropped(ctx, s, v))
+}
+
+// driveFounding brings the founding one step further.
+func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *meta.Operation, spec meta.FoundingSpec) error {
+	switch op.Phase {
+	case meta.PhaseFoundAdmit:
+		problem := n.admitAll(ctx, s, v, spec)
+		if problem != "" {
+			return n.advance(ctx, s, op, meta.PhaseFoundAdmit, problem)
+		}
+		return n.advance(ctx, s, op, meta.PhaseFoundPlace, "")
+	case meta.PhaseFoundPlace:
+		if len(v.Shards()) == 0 {
+			return n.placeShards(ctx, s, spec)
+		}
+		for _, rec := range v.Shards() {
+			if n.leaderHint(rec.ID) == "" {
+				return nil // it is still being elected
+			}
+		}
+		if err := n.changeIdentity(func(id *Identity) { id.Founding = nil }); err != nil {
+			return err
+		}
+		return n.advance(ctx, s, op, meta.PhaseDone, "")
+	}
+	return nil
+}
+
+func (n *Node) advance(ctx context.Context, s *system, op *meta.Operation, phase, problem string) error {
+	_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		o := v.Operation(op.ID)
+		if o == nil || o.Phase == phase && o.Error == problem {
+			return broadcast.Txn{}, nil
+		}
+		return meta.AdvanceOperationTxn(v, s.nowMs(), op.ID, phase, problem)
+	})
+	return err
+}
+
+// admitAll admits every node that is not a member yet, and says in words what
+// is still missing.
+func (n *Node) admitAll(ctx context.Context, s *system, v *meta.View, spec meta.FoundingSpec) string {
+	peers := map[base.NodeID]string{}
+	for _, m := range spec.Nodes {
+		peers[m.ID] = m.RaftAddr
+	}
+	peers[n.opts.NodeID] = n.RaftAddr()
+	problem := ""
+	for _, m := range spec.Nodes {
+		if rec := v.Node(m.ID); rec != nil && rec.DiskID != "" {
+			continue
+		}
+		if err := n.admitOne(ctx, s, m, peers); err != nil {
+			problem = fmt.Sprintf("node %s at %s: %v", m.ID, m.RaftAddr, err)
+			n.logger.Warn("admitting a node", "admitted", string(m.ID), "addr", m.RaftAddr, "error", err)
+		}
+	}
+	return problem
+}
+
+func (n *Node) admitOne(ctx context.Context, s *system, m meta.FoundingNode, peers map[base.NodeID]string) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	id := n.Identity()
+	a := admitted{Disk: id.Disk, Engine: id.Engine, RaftAddr: n.RaftAddr(), GRPCAddr: n.opts.GRPCAddr, HTTPAddr: n.opts.HTTPAddr, Zone: n.opts.Zone}
+	if m.ID != n.opts.NodeID {
+		msg, err := json.Marshal(admission{Cluster: id.Cluster, Node: m.ID, Peers: peers})
+		if err != nil {
+			return err
+		}
+		raw, err := n.transport.Call(ctx, m.ID, methodAdmission, msg)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(raw, &a); err != nil {
+			return fmt.Errorf("reading the admission's answer: %v: %w", err, base.ErrInternal)
+		}
+	}
+	if a.Engine != id.Engine {
+		return &base.Error{Cause: base.ErrIdentity, Field: "engine", Ordinal: -1,
+			Hint: fmt.Sprintf("node %s runs engine %s, this one %s; they must be the same", m.ID, a.Engine, id.Engine)}
+	}
+	_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		return meta.AdmitNodeTxn(v, meta.Node{ID: m.ID, DiskID: a.Disk, RaftAddr: m.RaftAddr, GRPCAddr: a.GRPCAddr, HTTPAddr: a.HTTPAddr, Zone: a.Zone})
+	})
+	return err
+}
+
+// placeShards chooses and records the first shards and their replicas.
+func (n *Node) placeShards(ctx context.Context, s *system, spec meta.FoundingSpec) error {
+	_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		if len(v.Shards()) > 0 {
+			return broadcast.Txn{}, nil
+		}
+		var nodes []keygroup.PlaceNode
+		for _, m := range spec.Nodes {
+			rec := v.Node(m.ID)
+			if rec == nil || rec.State != meta.NodeMember {
+				return broadcast.Txn{}, fmt.Errorf("node %s is not a member yet: %w", m.ID, base.ErrNotReady)
+			}
+			nodes = append(nodes, keygroup.PlaceNode{ID: m.ID, Zone: rec.Zone})
+		}
+		first := v.NextShardID()
+		ids := make([]base.GroupID, spec.Shards)
+		for i := range ids {
+			ids[i] = first + base.GroupID(i)
+		}
+		plan, err := keygroup.Place(nodes, ids, spec.Replication)
+		if err != nil {
+			return broadcast.Txn{}, err
+		}
+		return meta.PlaceShardsTxn(v, newShards(ids, plan, spec))
+	})
+	return err
+}
+
+func newShards(ids []base.GroupID, plan map[base.GroupID][]base.NodeID, spec meta.FoundingSpec) []meta.Shard {
+	shards := make([]meta.Shard, len(ids))
+	for i, id := range ids {
+		r := keygroup.RangeOf(i, spec.KeyGroups, spec.Shards)
+		sh := meta.Shard{ID: id, Lo: int(r.Lo), Hi: int(r.Hi), Epoch: 1, Birth: randomBirth(), PreferredLeader: plan[id][0]}
+		for _, node := range plan[id] {
+			sh.Replicas = append(sh.Replicas, meta.Replica{Node: node, Generation: 1, ReplicaID: base.MakeReplicaID(node, 1), Role: meta.RoleVoter})
+		}
+		shards[i] = sh
+	}
+	return shards
+}
+
+func randomBirth() base.Birth {
+	var b [8]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		panic(fmt.Sprintf("reading random bytes: %v", err)) // crypto/rand never fails on Linux
+	}
+	return base.Birth(binary.LittleEndian.Uint64(b[:]) | 1)
+}
+
+// expireSessions advances the system clock while sessions live, and ends those
+// whose lease is past by it.
+func (n *Node) expireSessions(ctx context.Context, s *system) error {
+	v, err := s.view()
+	if err != nil || v.SessionCount() == 0 {
+		return err
+	}
+	if err := s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout).Error(); err != nil {
+		return classify(err)
+	}
+	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		txn, _, err := meta.ExpireSessionsTxn(v)
+		return txn, err
+	})
+	return err
+}

@@ -1,0 +1,342 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/cluster/raftlog"
+	"github.com/keelstate/keelstate/cluster/transport"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/logbridge"
+)
+
+// group is what every Raft group of this node has in common: the raft instance
+// on its part of the log and the transport, the office of a leader, and the
+// confirmation of linearizable reads. The system group and the shard replicas
+// build on it.
+type group struct {
+	id      base.GroupID
+	replica base.ReplicaID
+	opts    *Options
+	logger  *slog.Logger
+	metrics *groupMetrics
+
+	log   *raftlog.GroupLog
+	guard *raftlog.TermGuard
+	wire  *transport.Group
+	poll  poller
+	raft  *raft.Raft
+	reads *readIndexer
+
+	ctx    context.Context // ends when the group is closed
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	// office is set while this replica leads and its TermStart is applied.
+	office atomic.Pointer[office]
+	// changed is told when leadership may have changed; it must not block.
+	changed func()
+}
+
+// office is a leader's term in which it may propose and serve (CL3).
+type office struct {
+	term  uint64
+	clock *leaderClock
+	since time.Time
+}
+
+// poller asks other nodes for the highest term they ever stored or voted.
+type poller interface {
+	Poll(ctx context.Context, node base.NodeID, group base.GroupID) (transport.TermAnswer, error)
+}
+
+// hooks are what differs between the system group and a shard replica.
+type groupHooks struct {
+	fsm   raft.FSM
+	snaps raft.SnapshotStore
+	// restoreOnStart: the state machine is memory and starts from the newest
+	// snapshot.
+	restoreOnStart bool
+	// prepare fetches the files of a snapshot before Raft sees it; may be nil.
+	prepare func(ctx context.Context, meta transport.SnapshotMeta, manifest []byte, from base.NodeID) error
+	// takeOffice proposes what a new leader proposes first, waits until it is
+	// applied and returns the newest stamp of the group's clock.
+	takeOffice func(ctx context.Context, r *raft.Raft, term uint64) (stampMs uint64, err error)
+	// changed is told when leadership may have changed; it must not block.
+	changed func()
+}
+
+// raftConfig is the configuration of every raft instance (R1-R4; design,
+// section 9). Snapshots are taken by our own rule, by bytes, never by raft's.
+func (g *group) raftConfig(restoreOnStart bool) *raft.Config {
+	c := raft.DefaultConfig()
+	c.LocalID = raft.ServerID(g.replica)
+	c.HeartbeatTimeout = g.opts.ElectionTimeout
+	c.ElectionTimeout = g.opts.ElectionTimeout
+	c.LeaderLeaseTimeout = g.opts.ElectionTimeout
+	c.CommitTimeout = g.opts.ElectionTimeout / 10
+	c.MaxAppendEntries = 512
+	c.BatchApplyCh = true
+	c.ShutdownOnRemove = false
+	c.SnapshotThreshold = math.MaxUint64
+	c.SnapshotInterval = time.Hour
+	c.TrailingLogs = 1 << 20
+	c.NoSnapshotRestoreOnStart = !restoreOnStart
+	c.NoLegacyTelemetry = true
+	c.Logger = logbridge.New(g.logger, "raft")
+	return c
+}
+
+// start opens the transport of the group and starts raft on it. bootstrap is
+// the first configuration if this replica founds the group; nil elsewhere.
+func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Configuration) error {
+	conf := g.raftConfig(h.restoreOnStart)
+	logs := raftlog.NewStoppingStore(g.log, g.stop)
+	if bootstrap != nil {
+		exists, err := raft.HasExistingState(logs, g.guard, h.snaps)
+		if err != nil {
+			return fmt.Errorf("starting group %s: %w", g.id, err)
+		}
+		if !exists {
+			if err := raft.BootstrapCluster(conf, logs, g.guard, h.snaps, bootstrapTransport{}, *bootstrap); err != nil {
+				return fmt.Errorf("bootstrapping group %s: %w", g.id, err)
+			}
+		}
+	}
+	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare})
+	if err != nil {
+		return fmt.Errorf("starting group %s: %w", g.id, err)
+	}
+	g.wire = wire
+	r, err := raft.NewRaft(conf, h.fsm, logs, g.guard, h.snaps, wire)
+	if err != nil {
+		return errors.Join(fmt.Errorf("starting raft of group %s: %w", g.id, err), wire.Close())
+	}
+	g.raft = r
+	g.changed = h.changed
+	g.reads = newReadIndexer(g.ctx, g.confirm)
+	g.wg.Add(2)
+	go g.watchOffice(h.takeOffice)
+	go g.watchLeader()
+	return nil
+}
+
+// stop is called when the log or the term guard cannot go on (W2, R1): the
+// replica must not act on what it cannot keep.
+func (g *group) stop(err error) {
+	g.logger.Error("the replica stops: its log failed", "error", err)
+	if w := g.wire; w != nil {
+		g.wg.Add(1)
+		go func() { // raft calls us from its main loop: never wait for it here
+			defer g.wg.Done()
+			g.raft.Shutdown()
+		}()
+	}
+}
+
+// watchOffice takes office whenever this replica becomes the leader.
+func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint64, error)) {
+	defer g.wg.Done()
+	leads := false
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case leads = <-g.raft.LeaderCh():
+		case <-retry.C:
+			leads = leads && g.raft.State() == raft.Leader
+		}
+		if !leads {
+			g.office.Store(nil)
+			g.changed()
+			continue
+		}
+		term := g.raft.CurrentTerm()
+		if o := g.office.Load(); o != nil && o.term == term {
+			continue
+		}
+		g.office.Store(nil)
+		stamp, err := take(g.ctx, g.raft, term)
+		if err == nil && (g.raft.State() != raft.Leader || g.raft.CurrentTerm() != term) {
+			err = base.ErrNotLeader
+		}
+		if err != nil {
+			g.logger.Debug("taking office failed", "term", term, "error", err)
+			retry.Reset(20 * time.Millisecond)
+			continue
+		}
+		start := time.Now()
+		clock := newLeaderClock(func() time.Duration { return time.Since(start) }, stamp)
+		g.office.Store(&office{term: term, clock: clock, since: start})
+		g.logger.Info("leading", "term", term)
+		g.changed()
+	}
+}
+
+// watchLeader tells changed about every change of the leader that raft
+// observes.
+func (g *group) watchLeader() {
+	defer g.wg.Done()
+	ch := make(chan raft.Observation, 16) // non-blocking for raft: one lost is made up by the next check
+	o := raft.NewObserver(ch, false, func(o *raft.Observation) bool {
+		_, ok := o.Data.(raft.LeaderObservation)
+		return ok
+	})
+	g.raft.RegisterObserver(o)
+	defer g.raft.DeregisterObserver(o)
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-ch:
+			g.changed()
+		}
+	}
+}
+
+// leading returns the office of this replica, or an error with the leader's
+// name as far as it is known.
+func (g *group) leading() (*office, error) {
+	o := g.office.Load()
+	if o != nil && g.raft.State() == raft.Leader && g.raft.CurrentTerm() == o.term {
+		return o, nil
+	}
+	return nil, g.notLeader()
+}
+
+func (g *group) notLeader() error {
+	id := g.id
+	e := &base.Error{Cause: base.ErrNotLeader, Group: &id, Ordinal: -1, LeaderHint: g.leaderNode()}
+	if g.raft.State() == raft.Leader {
+		e.Cause = base.ErrNotReady
+		e.Hint = "the leader has not finished taking office; retry"
+		e.RetryAfter = 10 * time.Millisecond
+	} else if e.LeaderHint == "" {
+		e.Hint = "the shard has no leader at the moment; retry"
+		e.RetryAfter = 50 * time.Millisecond
+	}
+	return e
+}
+
+// leaderNode is the node that leads, as this replica knows; empty if unknown.
+func (g *group) leaderNode() base.NodeID {
+	addr, _ := g.raft.LeaderWithID()
+	return base.NodeID(addr)
+}
+
+// readIndex returns the index that a linearizable read which arrived now must
+// see applied. It fails unless this replica leads (CL2).
+func (g *group) readIndex(ctx context.Context) (uint64, error) {
+	if _, err := g.leading(); err != nil {
+		return 0, err
+	}
+	return g.reads.wait(ctx)
+}
+
+// confirm is one round of confirming office (design, section 3): note the term,
+// then the newest command at or below the commit index, then ask the voters of
+// the newest configuration for the highest term they ever stored or voted. A
+// quorum must answer with a term not above ours.
+func (g *group) confirm(ctx context.Context) readPoint {
+	g.metrics.readRounds.Inc()
+	o, err := g.leading()
+	if err != nil {
+		return readPoint{err: err}
+	}
+	// 0 means that no command at or below is in the log any more: all of them
+	// were cut, which happens only after they were applied and flushed (W2).
+	index := g.log.NewestCommandAtOrBelow(g.raft.CommitIndex())
+	voters, self, err := g.voters()
+	if err != nil {
+		return readPoint{err: err}
+	}
+	quorum := len(voters)/2 + 1
+	granted := 0
+	if self && g.guard.HighestTerm() <= o.term {
+		granted++
+	}
+	if granted < quorum {
+		granted += g.askVoters(ctx, voters, o.term, quorum-granted)
+	}
+	if granted < quorum {
+		id := g.id
+		return readPoint{err: &base.Error{Cause: base.ErrNoQuorum, Group: &id, Ordinal: -1,
+			Hint: fmt.Sprintf("%d of %d voters confirmed the leader; retry, and check the nodes with keelctl cluster status", granted, len(voters))}}
+	}
+	return readPoint{index: index}
+}
+
+// voters returns the voters of the newest configuration, committed or not, and
+// whether this replica is one of them.
+func (g *group) voters() ([]raft.Server, bool, error) {
+	f := g.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return nil, false, fmt.Errorf("%w: reading the configuration: %v", base.ErrNotReady, err)
+	}
+	var voters []raft.Server
+	self := false
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage == raft.Voter {
+			voters = append(voters, s)
+			self = self || s.ID == raft.ServerID(g.replica)
+		}
+	}
+	return voters, self, nil
+}
+
+// askVoters polls the other voters at once and returns how many confirmed, as
+// soon as need have.
+func (g *group) askVoters(ctx context.Context, voters []raft.Server, term uint64, need int) int {
+	ctx, cancel := context.WithTimeout(ctx, 2*g.opts.ElectionTimeout)
+	defer cancel()
+	answers := make(chan bool, len(voters))
+	asked := 0
+	for _, s := range voters {
+		if s.ID == raft.ServerID(g.replica) {
+			continue
+		}
+		asked++
+		go func() {
+			a, err := g.poll.Poll(ctx, base.NodeID(s.Address), g.id)
+			answers <- err == nil && a.Known && a.Replica == base.ReplicaID(s.ID) && a.Term <= term
+		}()
+	}
+	granted := 0
+	for ; asked > 0 && granted < need; asked-- {
+		if <-answers {
+			granted++
+		}
+	}
+	return granted
+}
+
+// close stops raft and waits for the group's goroutines.
+func (g *group) close() error {
+	g.cancel()
+	var err error
+	if g.raft != nil {
+		err = g.raft.Shutdown().Error()
+	}
+	if g.reads != nil {
+		g.reads.close()
+	}
+	g.wg.Wait()
+	return err
+}
+
+// bootstrapTransport stands in for a transport in raft.BootstrapCluster, which
+// only encodes the configuration with it.
+type bootstrapTransport struct{ raft.Transport }
+
+func (bootstrapTransport) EncodePeer(_ raft.ServerID, a raft.ServerAddress) []byte { return []byte(a) }
+func (bootstrapTransport) DecodePeer(b []byte) raft.ServerAddress                  { return raft.ServerAddress(b) }

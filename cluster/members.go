@@ -1,0 +1,180 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/cluster/transport"
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// member is a replica that a group should have.
+type member struct {
+	id    raft.ServerID
+	node  base.NodeID
+	voter bool
+}
+
+func membersOf(rec *meta.Shard) []member {
+	out := make([]member, len(rec.Replicas))
+	for i, r := range rec.Replicas {
+		out[i] = member{id: raft.ServerID(r.ReplicaID), node: r.Node, voter: r.Role == meta.RoleVoter}
+	}
+	return out
+}
+
+// configTimeout bounds one change of a Raft configuration.
+const configTimeout = 10 * time.Second
+
+// reconcileMembers moves the group's configuration one step towards what is
+// wanted: first out with replicas that are not wanted (a replaced generation
+// never answers again), then in with new ones as learners, then learners that
+// have caught up become voters. It runs on the leader; one change at a time.
+func (g *group) reconcileMembers(want []member) error {
+	f := g.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return err
+	}
+	have := map[raft.ServerID]raft.Server{}
+	for _, s := range f.Configuration().Servers {
+		have[s.ID] = s
+	}
+	wanted := map[raft.ServerID]bool{}
+	for _, m := range want {
+		wanted[m.id] = true
+	}
+	if !wanted[raft.ServerID(g.replica)] {
+		// Somebody else must remove us: hand over first.
+		return g.raft.LeadershipTransfer().Error()
+	}
+	for id, s := range have {
+		if !wanted[id] {
+			g.logger.Info("removing a member", "member", string(id), "suffrage", s.Suffrage.String())
+			return g.raft.RemoveServer(id, 0, configTimeout).Error()
+		}
+	}
+	for _, m := range want {
+		if _, ok := have[m.id]; !ok {
+			g.logger.Info("adding a learner", "member", string(m.id))
+			return g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout).Error()
+		}
+	}
+	return g.promote(want, have)
+}
+
+// promote makes a voter of a learner that holds all that this leader has
+// committed by now.
+func (g *group) promote(want []member, have map[raft.ServerID]raft.Server) error {
+	commit := g.raft.CommitIndex()
+	var answers map[raft.ServerID]transport.TermAnswer
+	for _, m := range want {
+		if !m.voter || have[m.id].Suffrage == raft.Voter {
+			continue
+		}
+		if answers == nil {
+			answers = g.pollMembers()
+		}
+		if a, ok := answers[m.id]; ok && a.LastIndex >= commit {
+			g.logger.Info("promoting a learner that has caught up", "member", string(m.id), "commit", commit)
+			return g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout).Error()
+		}
+	}
+	return nil
+}
+
+// pollMembers asks all other members of the newest configuration for their
+// term, last index and clock; those that do not answer in time are missing.
+func (g *group) pollMembers() map[raft.ServerID]transport.TermAnswer {
+	f := g.raft.GetConfiguration()
+	if f.Error() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(g.ctx, g.opts.ElectionTimeout)
+	defer cancel()
+	type reply struct {
+		id raft.ServerID
+		a  transport.TermAnswer
+		ok bool
+	}
+	servers := f.Configuration().Servers
+	replies := make(chan reply, len(servers))
+	asked := 0
+	for _, s := range servers {
+		if s.ID == raft.ServerID(g.replica) {
+			continue
+		}
+		asked++
+		go func() {
+			a, err := g.poll.Poll(ctx, base.NodeID(s.Address), g.id)
+			replies <- reply{id: s.ID, a: a, ok: err == nil && a.Known && a.Replica == base.ReplicaID(s.ID)}
+		}()
+	}
+	out := map[raft.ServerID]transport.TermAnswer{}
+	for range asked {
+		if r := <-replies; r.ok {
+			out[r.id] = r.a
+		}
+	}
+	return out
+}
+
+// transferTo hands the office to the replica on a node.
+func (g *group) transferTo(node base.NodeID) error {
+	f := g.raft.GetConfiguration()
+	if err := f.Error(); err != nil {
+		return err
+	}
+	for _, s := range f.Configuration().Servers {
+		if base.NodeID(s.Address) == node && s.Suffrage == raft.Voter {
+			if s.ID == raft.ServerID(g.replica) {
+				return nil
+			}
+			if err := g.raft.LeadershipTransferToServer(s.ID, s.Address).Error(); err != nil {
+				return fmt.Errorf("handing %s over to %s: %w: %v", g.id, node, base.ErrNotReady, err)
+			}
+			return nil
+		}
+	}
+	return &base.Error{Cause: base.ErrInvalid, Field: "to", Ordinal: -1, Hint: fmt.Sprintf("node %s has no voting replica of %s", node, g.id)}
+}
+
+// answerPoll answers the term polls of other nodes from memory.
+func (n *Node) answerPoll(groups []base.GroupID) []transport.TermAnswer {
+	clock := n.opts.WallClock().UnixNano()
+	out := make([]transport.TermAnswer, len(groups))
+	for i, id := range groups {
+		out[i].WallClock = clock
+		g := n.groupForPoll(id)
+		if g == nil {
+			continue
+		}
+		last, err := g.log.LastIndex()
+		if err != nil {
+			continue
+		}
+		// A replica that holds only a snapshot has an empty log.
+		last = max(last, g.raft.LastIndex())
+		out[i].Known, out[i].Replica, out[i].Term, out[i].LastIndex = true, g.replica, g.guard.HighestTerm(), last
+	}
+	return out
+}
+
+// groupForPoll is the running, undamaged group of an id, or nil.
+func (n *Node) groupForPoll(id base.GroupID) *group {
+	if id == base.SystemGroup {
+		if s := n.system.Load(); s != nil {
+			return &s.group
+		}
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r := n.mu.replicas[id]; r != nil && r.raft != nil && r.damage.Load() == nil {
+		return &r.group
+	}
+	return nil
+}

@@ -1,0 +1,371 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/keelstate/keelstate/cluster/raftlog"
+	"github.com/keelstate/keelstate/cluster/transport"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/logbridge"
+	"github.com/keelstate/keelstate/internal/vfs"
+)
+
+// The node-level calls between nodes. The numbers are part of the protocol
+// between nodes (docs/formats/node-calls.md); method 1 is the only one that an
+// unfounded node serves.
+const (
+	methodAdmission     = transport.MethodAdmission
+	methodSystemPropose = uint8(2)
+	methodSystemIndex   = uint8(3)
+	methodStatus        = uint8(4)
+	methodHash          = uint8(5)
+	methodTransfer      = uint8(6)
+	methodSnapshot      = uint8(7)
+	methodCompact       = uint8(8)
+	methodLeaders       = uint8(9)
+	methodRejoin        = uint8(10)
+	methodDamage        = uint8(11)
+	methodHello         = uint8(12)
+)
+
+// Node is one server of a cluster. Make it with New, then Start; Close it when
+// nothing uses it any more.
+type Node struct {
+	opts      Options
+	logger    *slog.Logger
+	metrics   *metrics
+	lock      io.Closer
+	log       *raftlog.Log
+	transport *transport.Transport
+	poller    *transport.Poller
+	started   time.Time
+	fatalOnce sync.Once
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	system atomic.Pointer[system] // nil before the node is founded or admitted
+	// changes is closed and replaced whenever metadata, leaders or replicas may
+	// have changed (see poke).
+	changes notifier
+
+	addresses addressBook
+	leaders   leaderTable
+
+	mu struct {
+		sync.Mutex
+		identity Identity
+		replicas map[base.GroupID]*replica
+		closed   bool
+		draining bool
+		// rejoins holds, at the system leader, the newest generation that a node
+		// asked for after it had lost its log (R3).
+		rejoins map[base.NodeID]uint64
+	}
+	foundMu sync.Mutex // one founding or admission at a time
+}
+
+// New opens the data directory and the Raft log; nothing is served before
+// Start.
+func New(o Options) (*Node, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now()}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.mu.replicas = map[base.GroupID]*replica{}
+	n.mu.rejoins = map[base.NodeID]uint64{}
+	n.changes.init()
+	n.leaders.init()
+	ok := false
+	defer func() {
+		if !ok {
+			n.closeFiles()
+		}
+	}()
+	if err := n.openDir(); err != nil {
+		return nil, err
+	}
+	if err := n.openLog(); err != nil {
+		return nil, err
+	}
+	var err error
+	if n.metrics, err = newMetrics(o.Registerer); err != nil {
+		return nil, fmt.Errorf("registering metrics: %w", err)
+	}
+	if o.Registerer != nil {
+		if err := o.Registerer.Register(&collector{node: n}); err != nil {
+			return nil, fmt.Errorf("registering metrics: %w", err)
+		}
+	}
+	if err := n.openTransport(); err != nil {
+		return nil, err
+	}
+	ok = true
+	return n, nil
+}
+
+func (n *Node) openDir() error {
+	if err := os.MkdirAll(n.opts.DataDir, 0o750); err != nil {
+		return fmt.Errorf("making data directory: %w", err)
+	}
+	lock, err := vfs.OS.Lock(filepath.Join(n.opts.DataDir, "LOCK"))
+	if err != nil {
+		return &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1,
+			Hint: fmt.Sprintf("%s is in use by another process (%v); stop it, or use another directory", n.opts.DataDir, err)}
+	}
+	n.lock = lock
+	id, err := openIdentity(n.opts.DataDir, n.opts.NodeID, n.opts.Driver.Name())
+	if err != nil {
+		return err
+	}
+	n.mu.identity = *id
+	return n.addresses.open(n.opts.DataDir)
+}
+
+// openLog opens the Raft log and decides whether it is the one that this node's
+// promises are in. A damaged log is kept aside, for a look, and the node comes
+// back with an empty one, under new replica ids (R3).
+func (n *Node) openLog() error {
+	dir := filepath.Join(n.opts.DataDir, "raftlog")
+	opts := raftlog.Options{OnFailure: n.fatal, Metrics: nil}
+	log, err := raftlog.Open(dir, opts)
+	if errors.Is(err, base.ErrCorrupt) {
+		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
+		n.logger.Error("the raft log is damaged; it is kept aside and every replica of this node is rebuilt from its peers",
+			"error", err, "kept", aside)
+		if rerr := os.Rename(dir, aside); rerr != nil {
+			return fmt.Errorf("keeping the damaged raft log aside: %w", rerr)
+		}
+		if rerr := syncDir(n.opts.DataDir); rerr != nil {
+			return fmt.Errorf("keeping the damaged raft log aside: %w", rerr)
+		}
+		log, err = raftlog.Open(dir, opts)
+	}
+	if err != nil {
+		return fmt.Errorf("opening the raft log: %w", err)
+	}
+	n.log = log
+	id := &n.mu.identity
+	switch {
+	case id.RaftLog == log.ID():
+		return nil
+	case id.RaftLog != "" && !log.Fresh():
+		return &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
+			"%s is not this node's raft log (it is %s, not %s); put the right one back, or remove it to have the node rebuilt from its peers", dir, log.ID(), id.RaftLog)}
+	case id.RaftLog != "" && id.Cluster != "":
+		n.logger.Error("this node's raft log is gone; every replica is rebuilt from its peers")
+		id.SystemGeneration++
+		id.Rejoin = true
+	}
+	id.RaftLog = log.ID()
+	return id.save(n.opts.DataDir)
+}
+
+func (n *Node) openTransport() error {
+	id := n.mu.identity
+	t, err := transport.New(transport.Options{
+		Network: n.opts.Network, ListenAddr: n.opts.RaftAddr,
+		Identity: transport.Identity{Cluster: id.Cluster, Node: id.Node, Disk: id.Disk, Engine: id.Engine},
+		Resolver: n.resolve, CheckPeer: n.checkPeer, Logger: n.logger, Registerer: n.opts.Registerer,
+	})
+	if err != nil {
+		return err
+	}
+	n.transport = t
+	n.poller = transport.NewPoller(t, transport.PollerOptions{})
+	t.HandlePoll(n.answerPoll)
+	t.ServeFiles(n.serveFile)
+	t.Handle(methodAdmission, n.serveAdmission)
+	n.serveAdmin()
+	return nil
+}
+
+// Start listens, and starts the replicas of a node that belongs to a cluster.
+func (n *Node) Start() error {
+	if err := n.transport.Start(); err != nil {
+		return err
+	}
+	id := n.Identity()
+	if id.Cluster != "" {
+		if err := n.joinSystem(); err != nil {
+			return err
+		}
+	}
+	n.spawn(n.reconcileLoop)
+	n.spawn(n.checkLoop)
+	return nil
+}
+
+// joinSystem starts the system group's replica of a founded or admitted node.
+func (n *Node) joinSystem() error {
+	id := n.Identity()
+	if id.Rejoin {
+		n.spawn(n.rejoin)
+	}
+	s, err := n.startSystem(id.SystemGeneration, id.Founding != nil)
+	if err != nil {
+		return err
+	}
+	s.serveSystem()
+	n.system.Store(s)
+	n.poke()
+	return nil
+}
+
+// Identity returns a copy of the node's identity.
+func (n *Node) Identity() Identity {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.identity
+}
+
+// changeIdentity applies change to the identity and makes it durable before it
+// counts.
+func (n *Node) changeIdentity(change func(*Identity)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	next := n.mu.identity
+	next.Replicas = maps.Clone(next.Replicas)
+	change(&next)
+	if err := next.save(n.opts.DataDir); err != nil { // small, rare; under the lock so that two changes cannot cross
+		return err
+	}
+	n.mu.identity = next
+	return nil
+}
+
+// RaftAddr is the address that the node listens on for other nodes.
+func (n *Node) RaftAddr() string {
+	if n.opts.AdvertiseRaftAddr != "" {
+		return n.opts.AdvertiseRaftAddr
+	}
+	if a := n.transport.Addr(); a != nil {
+		return a.String()
+	}
+	return n.opts.RaftAddr
+}
+
+// initGroup fills in what every group needs.
+func (n *Node) initGroup(g *group, id base.GroupID, replica base.ReplicaID, generation uint64) error {
+	if err := n.log.CreateGroup(id, generation); err != nil {
+		return fmt.Errorf("opening the log of %s: %w", id, err)
+	}
+	g.id, g.replica, g.opts = id, replica, &n.opts
+	g.logger = n.logger.With("group", id.String(), "replica", string(replica))
+	g.metrics = n.metrics.group(id)
+	g.log = n.log.Group(id)
+	g.poll = n.poller
+	g.ctx, g.cancel = context.WithCancel(n.ctx)
+	guard, err := raftlog.NewTermGuard(g.log, id, g.stop)
+	if err != nil {
+		return fmt.Errorf("opening the term of %s: %w", id, err)
+	}
+	g.guard = guard
+	return nil
+}
+
+func (g *group) raftLogger() hclog.Logger { return logbridge.New(g.logger, "raft") }
+
+// fatal ends the node: its disk failed a write or an fsync, or the log cannot
+// be followed. All Raft traffic stops at once, so that nothing is promised that
+// is not kept; the composition root ends the process.
+func (n *Node) fatal(err error) {
+	n.fatalOnce.Do(func() {
+		if t := n.transport; t != nil {
+			t.Mute(true)
+		}
+		n.logger.Error("the node stops", "error", err)
+		go n.opts.OnFatal(err) // never from the failing goroutine: it may hold the log
+	})
+}
+
+// spawn runs f until the node is closed.
+func (n *Node) spawn(f func()) {
+	n.wg.Add(1)
+	go func() {
+		defer n.wg.Done()
+		f()
+	}()
+}
+
+// poke says that something may have changed that others wait for.
+func (n *Node) poke() { n.changes.broadcast() }
+
+// Close stops serving and closes everything. Leadership is not handed over:
+// call Drain before for that.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.mu.closed {
+		n.mu.Unlock()
+		return nil
+	}
+	n.mu.closed = true
+	n.mu.Unlock()
+	n.cancel()
+	n.wg.Wait()
+	n.mu.Lock()
+	replicas := make([]*replica, 0, len(n.mu.replicas))
+	for _, r := range n.mu.replicas {
+		replicas = append(replicas, r)
+	}
+	n.mu.Unlock()
+	var errs []error
+	for _, r := range replicas {
+		errs = append(errs, r.close())
+	}
+	if s := n.system.Load(); s != nil {
+		errs = append(errs, s.group.close())
+		s.store.Close()
+	}
+	errs = append(errs, n.transport.Close(), n.closeFiles())
+	return errors.Join(errs...)
+}
+
+func (n *Node) closeFiles() error {
+	var errs []error
+	if n.log != nil {
+		errs = append(errs, n.log.Close())
+	}
+	if n.lock != nil {
+		errs = append(errs, n.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// notifier wakes everybody who waits for a change; changes in quick succession
+// may be one wake.
+type notifier struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func (c *notifier) init() { c.ch = make(chan struct{}) }
+
+func (c *notifier) broadcast() {
+	c.mu.Lock()
+	close(c.ch)
+	c.ch = make(chan struct{})
+	c.mu.Unlock()
+}
+
+// wait returns a channel that is closed at the next change.
+func (c *notifier) wait() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ch
+}

@@ -1,0 +1,124 @@
+package cluster
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/keelstate/keelstate/cluster/transport"
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// Options configure a node. Zero fields take the default that their comment
+// names; fields without one are required.
+type Options struct {
+	NodeID  base.NodeID
+	DataDir string
+	// Zone is where the node is; replicas of a shard are spread over zones.
+	Zone string
+	// RaftAddr is listened on for node-to-node traffic; AdvertiseRaftAddr is
+	// what other nodes dial (default: RaftAddr as listened on).
+	RaftAddr          string
+	AdvertiseRaftAddr string
+	// GRPCAddr and HTTPAddr are what the node tells others about itself.
+	GRPCAddr string
+	HTTPAddr string
+
+	// Driver opens the stores of shard replicas.
+	Driver engine.Driver
+	// Network carries node-to-node traffic. Default transport.TCP{}.
+	Network transport.Network
+	// Gossip says who is alive and where; a hint. Nil: none.
+	Gossip Gossip
+	// Logger; default: discard.
+	Logger *slog.Logger
+	// Registerer for metrics; nil: not exported.
+	Registerer prometheus.Registerer
+	// OnFatal is called once when the node cannot go on (its disk failed a
+	// write or an fsync): the process must end. Required.
+	OnFatal func(error)
+	// WallClock is the node's wall clock; a seam for fault injection. Default
+	// time.Now. Only the polls of W5 and operation timestamps use it.
+	WallClock func() time.Time
+
+	// ElectionTimeout is Raft's heartbeat and election timeout. Default 500 ms.
+	ElectionTimeout time.Duration
+	// LogMaxBytes is the size of a shard's log at which a snapshot is taken;
+	// LogKeepBytes are kept behind it for followers that are a little behind.
+	// LogHardBytes bounds what is kept for a live follower that is further
+	// behind. Defaults 64, 16 and 256 MiB.
+	LogMaxBytes, LogKeepBytes, LogHardBytes uint64
+	// CheckInterval is how often leaders, the log's size, and replicas are
+	// looked after. Default 1 s.
+	CheckInterval time.Duration
+	// BalanceDelay is how long a leader that is not the preferred one waits
+	// before it hands over to a healthy preferred one. Default 10 s.
+	BalanceDelay time.Duration
+	// AppliedLagBound is the lag, in entries, up to which a replica counts as
+	// ready. Default 10,000.
+	AppliedLagBound uint64
+}
+
+// Gossip is what cluster needs of a gossip implementation (CL6).
+type Gossip interface {
+	// Members lists the nodes that gossip believes alive, without ourselves or
+	// with; only those of this cluster.
+	Members() []GossipMember
+}
+
+// GossipMember is one node as gossip knows it.
+type GossipMember struct {
+	Node     base.NodeID
+	RaftAddr string
+}
+
+// EnsureDefaults replaces zero fields by their defaults.
+func (o *Options) EnsureDefaults() {
+	if o.Network == nil {
+		o.Network = transport.TCP{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.WallClock == nil {
+		o.WallClock = time.Now
+	}
+	def(&o.ElectionTimeout, 500*time.Millisecond)
+	def(&o.LogMaxBytes, 64<<20)
+	def(&o.LogKeepBytes, 16<<20)
+	def(&o.LogHardBytes, 256<<20)
+	def(&o.CheckInterval, time.Second)
+	def(&o.BalanceDelay, 10*time.Second)
+	def(&o.AppliedLagBound, 10_000)
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Validate returns every problem of the options at once.
+func (o *Options) Validate() error {
+	var errs []error
+	if err := ValidateNodeID(o.NodeID); err != nil {
+		errs = append(errs, err)
+	}
+	need := func(ok bool, field, hint string) {
+		if !ok {
+			errs = append(errs, base.Invalid(field, hint))
+		}
+	}
+	need(o.DataDir != "", "data-dir", "name a directory of this node's own")
+	need(o.RaftAddr != "", "raft-addr", "give host:port")
+	need(o.Driver != nil, "engine", "a storage engine is required")
+	need(o.OnFatal != nil, "OnFatal", "a function is required")
+	need(o.LogKeepBytes <= o.LogMaxBytes && o.LogMaxBytes <= o.LogHardBytes, "LogMaxBytes",
+		"use LogKeepBytes <= LogMaxBytes <= LogHardBytes")
+	need(o.ElectionTimeout >= 20*time.Millisecond, "ElectionTimeout", "use at least 20 ms")
+	return errors.Join(errs...)
+}

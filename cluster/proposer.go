@@ -1,0 +1,207 @@
+package cluster
+
+import (
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// Bounds of one shard's proposal queue. When it is full a write is refused with
+// base.ErrOverloaded before it is proposed.
+const (
+	maxQueuedRequests = 16 << 10
+	maxQueuedBytes    = 64 << 20
+	// An entry takes what is waiting, up to these bounds; a single larger
+	// request still goes, alone.
+	maxEntryRequests = 1024
+	maxEntryBytes    = 1 << 20
+	// maxEntriesInFlight entries are proposed and not yet applied; while they
+	// are made durable, the queue fills the next one.
+	maxEntriesInFlight = 4
+	// enqueueTimeout bounds the wait for raft's own queue.
+	enqueueTimeout = 2 * time.Second
+)
+
+// pendingWrite is one request that waits to be proposed or applied.
+type pendingWrite struct {
+	encoded []byte // by raftfsm.AppendRequest
+	done    func(raftfsm.Result)
+}
+
+// proposer coalesces the writes of one shard into Raft entries, in the order
+// of submit: requests of one session are never reordered here.
+//
+// Two goroutines belong to it: the batcher, which fills and proposes entries,
+// and the completer, which waits for them in order and answers.
+type proposer struct {
+	// propose hands an encoded entry to Raft; it is a seam for tests.
+	propose func(entry []byte, timeout time.Duration) raft.ApplyFuture
+	// header returns the leader's stamp and system revision for an entry, or
+	// why this replica cannot propose.
+	header  func() (stampMs uint64, systemRevision base.Revision, err error)
+	metrics *groupMetrics
+
+	inFlight chan proposed // capacity maxEntriesInFlight; closed by the batcher
+
+	wg sync.WaitGroup
+	mu struct {
+		sync.Mutex
+		wake   *sync.Cond // the queue got work, or closed was set
+		queue  []pendingWrite
+		bytes  int
+		closed bool
+	}
+}
+
+// proposed is an entry in Raft's hands with the requests that are in it.
+type proposed struct {
+	future raft.ApplyFuture
+	writes []pendingWrite
+	at     time.Time
+}
+
+func newProposer(propose func([]byte, time.Duration) raft.ApplyFuture,
+	header func() (uint64, base.Revision, error), m *groupMetrics) *proposer {
+	p := &proposer{propose: propose, header: header, metrics: m,
+		// The batcher holds one more entry than the channel, the completer
+		// another one: capacity is what is left of the bound.
+		inFlight: make(chan proposed, maxEntriesInFlight-2)}
+	p.mu.wake = sync.NewCond(&p.mu)
+	p.wg.Add(2)
+	go p.batch()
+	go p.complete()
+	return p
+}
+
+// submit queues a write. done is called exactly once, from another goroutine,
+// unless submit returns an error.
+func (p *proposer) submit(w pendingWrite) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.mu.closed:
+		return base.ErrShuttingDown
+	case len(p.mu.queue) >= maxQueuedRequests || p.mu.bytes+len(w.encoded) > maxQueuedBytes:
+		p.metrics.refused(base.ErrOverloaded)
+		return &base.Error{Cause: base.ErrOverloaded, Ordinal: -1, RetryAfter: 50 * time.Millisecond,
+			Hint: "the shard's write queue is full; retry after a pause or send fewer writes at once"}
+	}
+	p.mu.queue = append(p.mu.queue, w)
+	p.mu.bytes += len(w.encoded)
+	if len(p.mu.queue) == 1 {
+		p.mu.wake.Signal()
+	}
+	return nil
+}
+
+// take waits for work and removes one entry's worth from the queue; nil when
+// the proposer is closed and the queue is empty.
+func (p *proposer) take() []pendingWrite {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.mu.queue) == 0 {
+		if p.mu.closed {
+			return nil
+		}
+		p.mu.wake.Wait()
+	}
+	n, bytes := 0, 0
+	for n < len(p.mu.queue) && n < maxEntryRequests {
+		b := len(p.mu.queue[n].encoded)
+		if n > 0 && bytes+b > maxEntryBytes {
+			break
+		}
+		bytes += b
+		n++
+	}
+	taken := append([]pendingWrite(nil), p.mu.queue[:n]...)
+	rest := copy(p.mu.queue, p.mu.queue[n:])
+	clear(p.mu.queue[rest:])
+	p.mu.queue = p.mu.queue[:rest]
+	p.mu.bytes -= bytes
+	return taken
+}
+
+func (p *proposer) batch() {
+	defer p.wg.Done()
+	defer close(p.inFlight)
+	var requests [][]byte
+	for {
+		writes := p.take()
+		if writes == nil {
+			return
+		}
+		stamp, revision, err := p.header()
+		if err != nil {
+			answerAll(writes, err)
+			continue
+		}
+		requests = requests[:0]
+		for i := range writes {
+			requests = append(requests, writes[i].encoded)
+		}
+		entry := raftfsm.AppendWrite(nil, stamp, revision, requests...)
+		p.metrics.entry(len(writes), len(entry))
+		p.inFlight <- proposed{future: p.propose(entry, enqueueTimeout), writes: writes, at: time.Now()}
+	}
+}
+
+func (p *proposer) complete() {
+	defer p.wg.Done()
+	for e := range p.inFlight {
+		if err := e.future.Error(); err != nil {
+			answerAll(e.writes, classify(err))
+			continue
+		}
+		out, ok := e.future.Response().(*raftfsm.Outcome)
+		switch {
+		case !ok:
+			answerAll(e.writes, base.ErrInternal)
+		case out.Err != nil:
+			answerAll(e.writes, out.Err)
+		case len(out.Results) != len(e.writes):
+			answerAll(e.writes, base.ErrOutcomeUnknown)
+		default:
+			p.metrics.applied(len(e.writes), time.Since(e.at))
+			for i := range e.writes {
+				e.writes[i].done(out.Results[i])
+			}
+		}
+	}
+}
+
+func answerAll(writes []pendingWrite, err error) {
+	r := raftfsm.Result{Err: asError(err)}
+	for i := range writes {
+		writes[i].done(r)
+	}
+}
+
+// asError gives err the details of a base.Error, keeping those it has.
+func asError(err error) *base.Error {
+	if e, ok := err.(*base.Error); ok {
+		return e
+	}
+	return &base.Error{Cause: err, Ordinal: -1}
+}
+
+// close refuses new writes, lets the queue drain through Raft (which answers
+// at once when it is shut down), and waits for the goroutines.
+func (p *proposer) close() {
+	p.mu.Lock()
+	p.mu.closed = true
+	p.mu.wake.Broadcast()
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// queued is the number of writes that wait.
+func (p *proposer) queued() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.mu.queue)
+}

@@ -1,0 +1,474 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/cluster/transport"
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/keygroup"
+	"github.com/keelstate/keelstate/raftfsm"
+	"github.com/keelstate/keelstate/snapshot"
+)
+
+// replica is this node's copy of one shard: an engine store under a state
+// machine, fed by a Raft group.
+//
+// Its directory (docs/formats/replica-directory.md) holds CURRENT, which names
+// the live store; store-<n>/; the snapshot store; and DAMAGED, if the replica
+// may not act any more.
+type replica struct {
+	group
+	node       *Node
+	generation uint64
+	dir        string
+	birth      base.Birth
+	rng        keygroup.Range
+
+	snaps    *snapStore
+	machine  *raftfsm.Machine
+	writes   *proposer
+	snapping atomic.Bool // one snapshot at a time, begun by us
+
+	// damage is why the replica may not act; set once (R3).
+	damage atomic.Pointer[string]
+	// declaring serialises proposals of declarations.
+	declaring sync.Mutex
+	// balanceSince is when this leader was first seen not to be the preferred
+	// one; owned by the check loop.
+	balanceSince time.Time
+}
+
+const (
+	currentFile = "CURRENT"
+	damagedFile = "DAMAGED"
+)
+
+// openReplica opens or creates the replica that rec gives to this node and
+// starts it. A replica that is found damaged is returned with its damage set
+// and is not started.
+func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error) {
+	r := &replica{node: n, generation: self.Generation, birth: rec.Birth,
+		rng: keygroup.Range{Lo: keygroup.Group(rec.Lo), Hi: keygroup.Group(rec.Hi)},
+		dir: filepath.Join(n.opts.DataDir, "groups", fmt.Sprintf("%d", uint64(rec.ID)), fmt.Sprintf("%d", self.Generation))}
+	existed := n.Identity().Replicas[rec.ID] >= self.Generation
+	if why := r.lost(rec.ID, existed); why != "" {
+		return r, r.markDamaged(rec.ID, self.ReplicaID, why)
+	}
+	if err := n.initGroup(&r.group, rec.ID, self.ReplicaID, self.Generation); err != nil {
+		return nil, err
+	}
+	if !existed {
+		// After the log exists, before anything is promised in it.
+		err := n.changeIdentity(func(id *Identity) {
+			if id.Replicas == nil {
+				id.Replicas = map[base.GroupID]uint64{}
+			}
+			id.Replicas[rec.ID] = self.Generation
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	err := r.openStore()
+	if err == nil {
+		err = r.checkRestart()
+	}
+	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) || errors.Is(err, base.ErrIdentity) {
+		r.closeStore()
+		return r, r.markDamaged(rec.ID, self.ReplicaID, err.Error())
+	}
+	if err != nil {
+		r.closeStore()
+		return nil, fmt.Errorf("opening replica %s of %s: %w", self.ReplicaID, rec.ID, err)
+	}
+	r.writes = newProposer(r.propose, r.entryHeader, r.metrics)
+	err = r.group.start(n.transport, groupHooks{
+		fsm:   raftfsm.NewAdapter(r.machine, raftfsm.Hooks{Snapshot: r.snapshotFSM, Restore: r.restoreFSM}),
+		snaps: r.snaps, prepare: r.prepareSnapshot, takeOffice: r.takeOffice, changed: n.poke,
+	}, firstConfiguration(rec, self))
+	if err != nil {
+		r.writes.close()
+		r.closeStore()
+		return nil, err
+	}
+	return r, nil
+}
+
+// firstConfiguration is what the founding replica bootstraps with: only the
+// first replica of the record does, and only in generation 1, which comes with
+// an empty log once; the others start empty and get everything from it. So there
+// is never more than one bootstrapped first entry (B24).
+func firstConfiguration(rec *meta.Shard, self meta.Replica) *raft.Configuration {
+	if self.Generation != 1 || rec.Replicas[0].Node != self.Node {
+		return nil
+	}
+	c := &raft.Configuration{}
+	for _, p := range rec.Replicas {
+		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(p.ReplicaID), Address: raft.ServerAddress(p.Node), Suffrage: raft.Voter})
+	}
+	return c
+}
+
+// lost says why the replica cannot be the one that it was, empty if it can.
+func (r *replica) lost(id base.GroupID, existed bool) string {
+	if raw, err := os.ReadFile(filepath.Join(r.dir, damagedFile)); err == nil {
+		return strings.TrimSpace(string(raw))
+	}
+	st, known := r.node.log.Group(id).State()
+	if existed && (!known || st.Generation != r.generation || st.Tombstone) {
+		return "the replica's raft log is gone"
+	}
+	return ""
+}
+
+// markDamaged makes the damage durable: the replica does not vote, stand or
+// count under this id any more, whatever happens to the node (R3, CL5).
+func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why string) error {
+	if !r.damage.CompareAndSwap(nil, &why) {
+		return nil
+	}
+	r.node.transport.MuteGroup(id, true)
+	r.id, r.replica = id, replica
+	r.node.logger.Error("replica damaged; it will be rebuilt from its peers under a new id",
+		"group", id.String(), "replica", string(replica), "cause", why)
+	r.node.metrics.damaged.WithLabelValues(id.String()).Inc()
+	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+		return fmt.Errorf("marking %s damaged: %w", replica, err)
+	}
+	return writeFileDurably(filepath.Join(r.dir, damagedFile), []byte(why+"\n"))
+}
+
+// openStore opens the live store and the snapshots.
+func (r *replica) openStore() error {
+	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+		return err
+	}
+	var err error
+	if r.snaps, err = openSnapStore(r.dir, r.logger); err != nil {
+		return err
+	}
+	name, err := r.currentStore()
+	if err != nil {
+		return err
+	}
+	store, err := r.node.opts.Driver.Open(filepath.Join(r.dir, name))
+	if err != nil {
+		return fmt.Errorf("opening %s: %w", name, err)
+	}
+	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed}); err != nil {
+		return errors.Join(err, store.Close())
+	}
+	return r.removeOldStores(name)
+}
+
+// currentStore returns the directory name of the live store; a new replica
+// gets its first.
+func (r *replica) currentStore() (string, error) {
+	raw, err := os.ReadFile(filepath.Join(r.dir, currentFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "store-1", writeFileDurably(filepath.Join(r.dir, currentFile), []byte("store-1\n"))
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading %s: %w", currentFile, err)
+	}
+	name := strings.TrimSpace(string(raw))
+	if _, ok := storeNumber(name); !ok {
+		return "", fmt.Errorf("%s names %q: %w", currentFile, name, base.ErrCorrupt)
+	}
+	return name, nil
+}
+
+func storeNumber(name string) (n uint64, ok bool) {
+	digits, found := strings.CutPrefix(name, "store-")
+	if !found || digits == "" || len(digits) > 18 {
+		return 0, false
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + uint64(c-'0')
+	}
+	return n, true
+}
+
+func (r *replica) removeOldStores(live string) error {
+	names, err := dirNames(r.dir)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if _, ok := storeNumber(n); ok && n != live {
+			if err := os.RemoveAll(filepath.Join(r.dir, n)); err != nil {
+				return fmt.Errorf("removing old store %s: %w", n, err)
+			}
+		}
+	}
+	return nil
+}
+
+// checkRestart applies the restart rules of the design (section 2): the store
+// must be that of this group and birth, the newest snapshot is taken if it
+// holds more than the store, and log and snapshot together must explain what
+// the store has applied. Else the replica is damaged.
+func (r *replica) checkRestart() error {
+	if h := r.machine.Header(); h.Birth != 0 && (h.Group != r.id || h.Birth != r.birth) {
+		return fmt.Errorf("the store is that of group %s birth %x: %w", h.Group, uint64(h.Birth), base.ErrIdentity)
+	}
+	manifest, rmeta, files, err := r.snaps.newest()
+	if err != nil {
+		return err
+	}
+	var snapIndex, engineIndex uint64
+	if manifest != nil {
+		snapIndex, engineIndex = rmeta.Index, manifest.Index
+		if applied, _ := r.machine.Applied(); engineIndex > applied {
+			r.logger.Warn("the newest snapshot holds more than the store; rebuilding from it", "applied", applied, "snapshot", engineIndex)
+			if err := r.installStore(manifest, files); err != nil {
+				return err
+			}
+		}
+	}
+	first, err := r.log.FirstIndex()
+	if err != nil {
+		return err
+	}
+	last, err := r.log.LastIndex()
+	if err != nil {
+		return err
+	}
+	applied, _ := r.machine.Applied()
+	switch {
+	case first > snapIndex+1:
+		return fmt.Errorf("the log starts at %d, the newest snapshot ends at %d, the store at %d: %w", first, snapIndex, applied, base.ErrDamaged)
+	case applied > max(last, engineIndex):
+		return fmt.Errorf("the store has applied %d, the log ends at %d: %w", applied, max(last, engineIndex), base.ErrDamaged)
+	}
+	return nil
+}
+
+// closeStore closes what openStore opened.
+func (r *replica) closeStore() {
+	if r.machine != nil {
+		if err := r.machine.Close(); err != nil {
+			r.logger.Warn("closing the state machine", "error", err)
+		}
+	}
+}
+
+// machineFailed is called when the state machine stops for good.
+func (r *replica) machineFailed(err error) {
+	if errors.Is(err, base.ErrCorrupt) {
+		if merr := r.markDamaged(r.id, r.replica, err.Error()); merr != nil {
+			r.node.fatal(merr)
+		}
+		r.node.poke()
+		return
+	}
+	r.node.fatal(fmt.Errorf("replica %s of %s: %w", r.replica, r.id, err))
+}
+
+// snapshotFSM begins a snapshot at the present instant. It runs on the apply
+// goroutine (R2): the flush that takes time was made just before, beside it.
+func (r *replica) snapshotFSM() (raft.FSMSnapshot, error) {
+	store, release, err := r.machine.Store()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	dir := filepath.Join(r.snaps.incoming(), fmt.Sprintf("tmp-%d", time.Now().UnixNano()))
+	if err := store.Checkpoint(dir); err != nil {
+		return nil, fmt.Errorf("taking a checkpoint of %s: %w", r.id, err)
+	}
+	return &replicaSnapshot{replica: r, dir: dir, header: r.machine.Header()}, nil
+}
+
+type replicaSnapshot struct {
+	replica *replica
+	dir     string
+	header  *raftfsm.Header
+}
+
+// Persist implements raft.FSMSnapshot: it hashes the files and writes the
+// manifest.
+func (s *replicaSnapshot) Persist(sink raft.SnapshotSink) error {
+	r := s.replica
+	raw, err := r.snaps.stage(r.ctx, s.dir, manifestOf(s.header, r.node.opts.Driver.Name()))
+	if err == nil {
+		_, err = sink.Write(raw)
+	}
+	if err == nil {
+		err = sink.Close()
+	}
+	if err != nil {
+		r.metrics.snapshot("failed")
+		return errors.Join(fmt.Errorf("persisting snapshot of %s: %w", r.id, err), sink.Cancel())
+	}
+	r.metrics.snapshot("made")
+	return nil
+}
+
+// Release implements raft.FSMSnapshot.
+func (s *replicaSnapshot) Release() {
+	if err := os.RemoveAll(s.dir); err != nil {
+		s.replica.logger.Warn("removing a checkpoint", "error", err)
+	}
+}
+
+func manifestOf(h *raftfsm.Header, engineName string) *snapshot.Manifest {
+	return &snapshot.Manifest{
+		Group: h.Group, Birth: h.Birth, Incarnation: h.Incarnation, Epoch: h.Epoch, Range: h.Range, M: h.M,
+		Engine: engineName, Index: h.AppliedIndex, Term: h.AppliedTerm, Sequence: h.Sequence, ClockMs: h.ClockMs,
+	}
+}
+
+// peerFiles reads a snapshot's files from the node that sent the manifest.
+type peerFiles struct {
+	t     *transport.Transport
+	node  base.NodeID
+	group base.GroupID
+	sum   string
+}
+
+// Open implements snapshot.Source.
+func (p peerFiles) Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	return p.t.FetchFile(ctx, p.node, fileName(p.group, p.sum, name), offset)
+}
+
+func fileName(g base.GroupID, sum, name string) string {
+	return fmt.Sprintf("snapshot/%d/%s/%s", uint64(g), sum, name)
+}
+
+// prepareSnapshot fetches and verifies the files of a snapshot that a leader
+// sends, before Raft sees it: raft's main loop never waits for a fetch.
+func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta, raw []byte, from base.NodeID) error {
+	manifest, err := snapshot.Decode(raw)
+	if err != nil {
+		return fmt.Errorf("preparing snapshot of %s from %s: %w", r.id, from, err)
+	}
+	if manifest.Group != r.id || manifest.Birth != r.birth || manifest.Engine != r.node.opts.Driver.Name() {
+		return fmt.Errorf("preparing snapshot of %s from %s: it is of group %s birth %x engine %s: %w",
+			r.id, from, manifest.Group, uint64(manifest.Birth), manifest.Engine, base.ErrIdentity)
+	}
+	var reuse []string
+	if _, _, files, err := r.snaps.newest(); err == nil && files != "" {
+		reuse = append(reuse, files)
+	}
+	if name, err := r.currentStore(); err == nil {
+		reuse = append(reuse, filepath.Join(r.dir, name))
+	}
+	start := time.Now()
+	src := peerFiles{t: r.node.transport, node: from, group: r.id, sum: manifestSum(raw)}
+	err = snapshot.Fetch(ctx, src, manifest, r.snaps.incomingDir(raw), snapshot.FetchOptions{Parallel: 2, ReuseDirs: reuse})
+	if err != nil {
+		r.metrics.snapshot("failed")
+		return fmt.Errorf("fetching snapshot of %s from %s: %w", r.id, from, err)
+	}
+	r.logger.Info("fetched a snapshot", "from", string(from), "index", manifest.Index, "files", len(manifest.Files), "took", time.Since(start))
+	return nil
+}
+
+// restoreFSM swaps in the snapshot whose manifest Raft hands over; its files
+// are local and verified. It runs in place of an apply.
+func (r *replica) restoreFSM(rc io.ReadCloser) error {
+	defer rc.Close()
+	raw, err := io.ReadAll(io.LimitReader(rc, maxManifestBytes+1))
+	if err != nil {
+		return fmt.Errorf("reading manifest: %w", err)
+	}
+	manifest, err := snapshot.Decode(raw)
+	if err != nil {
+		return err
+	}
+	files, err := r.snaps.filesOf(manifestSum(raw))
+	if err != nil {
+		return err
+	}
+	if err := r.installStore(manifest, files); err != nil {
+		r.metrics.snapshot("failed")
+		return err
+	}
+	r.metrics.snapshot("installed")
+	return nil
+}
+
+// installStore builds a new store from a snapshot's files beside the live one,
+// opens it, makes it the live one by one rename, and swaps the machine to it.
+func (r *replica) installStore(manifest *snapshot.Manifest, files string) error {
+	live, err := r.currentStore()
+	if err != nil {
+		return err
+	}
+	n, _ := storeNumber(live)
+	name := fmt.Sprintf("store-%d", n+1)
+	dir := filepath.Join(r.dir, name)
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("installing snapshot: %w", err)
+	}
+	if err := snapshot.Link(dir, files, manifest); err != nil {
+		return fmt.Errorf("installing snapshot: %w", err)
+	}
+	store, err := r.node.opts.Driver.Open(dir)
+	if err != nil {
+		return fmt.Errorf("installing snapshot: opening %s: %w", name, err)
+	}
+	if err := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(name+"\n")); err != nil {
+		return errors.Join(err, store.Close())
+	}
+	old := filepath.Join(r.dir, live)
+	if err := r.machine.Swap(store, func(s engine.Store) {
+		if err := errors.Join(s.Close(), os.RemoveAll(old)); err != nil {
+			r.logger.Warn("removing the replaced store", "error", err)
+		}
+	}); err != nil {
+		back := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(live+"\n"))
+		return errors.Join(fmt.Errorf("installing snapshot: %w", err), back, store.Close())
+	}
+	return nil
+}
+
+// close stops the replica and closes its store. What is not flushed is in the
+// Raft log.
+func (r *replica) close() error {
+	if r.raft == nil {
+		return nil
+	}
+	err := r.group.close()
+	r.writes.close()
+	return errors.Join(err, r.machine.Close())
+}
+
+// destroy removes a replica that this node must not hold any more, for good:
+// first a durable tombstone in the log, then the files.
+func (r *replica) destroy() error {
+	if err := r.close(); err != nil {
+		r.node.logger.Warn("closing a replica that goes", "group", r.id.String(), "error", err)
+	}
+	if err := r.node.log.Tombstone(r.id); err != nil {
+		return err
+	}
+	return os.RemoveAll(r.dir)
+}
+
+// jsonReply encodes a reply of a node-level call.
+func jsonReply(v any, err error) ([]byte, error) {
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(v)
+}

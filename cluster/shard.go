@@ -1,0 +1,433 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/keygroup"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// metadataWait bounds how long a leader waits for its copy of the metadata to
+// become as new as the client's.
+const metadataWait = time.Second
+
+// takeOffice proposes Init, if the shard was never founded, and TermStart, and
+// waits until they are applied (CL3).
+func (r *replica) takeOffice(ctx context.Context, raftNode *raft.Raft, _ uint64) (uint64, error) {
+	// Everything before is applied after a barrier: whether the shard was
+	// founded is then known.
+	if err := raftNode.Barrier(enqueueTimeout).Error(); err != nil {
+		return 0, classify(err)
+	}
+	if r.machine.Header().M == 0 {
+		init, err := r.initCommand()
+		if err != nil {
+			return 0, err
+		}
+		if _, err := r.command(raftfsm.AppendInit(nil, init)); err != nil {
+			return 0, fmt.Errorf("founding %s: %w", r.id, err)
+		}
+	}
+	out, err := r.command(raftfsm.AppendTermStart(nil, r.machine.Header().ClockMs))
+	if err != nil {
+		return 0, fmt.Errorf("starting a term of %s: %w", r.id, err)
+	}
+	return out.ClockMs, ctx.Err()
+}
+
+func (r *replica) initCommand() (raftfsm.Init, error) {
+	v, err := r.node.metaView()
+	if err != nil {
+		return raftfsm.Init{}, err
+	}
+	rec, c := v.Shard(r.id), v.Cluster()
+	if rec == nil || c == nil {
+		return raftfsm.Init{}, base.ErrNotReady
+	}
+	return raftfsm.Init{Group: r.id, Range: r.rng, M: c.KeyGroups, Epoch: rec.Epoch, Birth: rec.Birth, Incarnation: c.Incarnation}, nil
+}
+
+// command proposes one command of the leader's own and waits for its outcome.
+func (r *replica) command(cmd []byte) (*raftfsm.Outcome, error) {
+	f := r.raft.Apply(cmd, enqueueTimeout)
+	if err := f.Error(); err != nil {
+		return nil, classify(err)
+	}
+	out, ok := f.Response().(*raftfsm.Outcome)
+	if !ok {
+		return nil, base.ErrInternal
+	}
+	return out, out.Err
+}
+
+// propose is the proposer's way into Raft.
+func (r *replica) propose(entry []byte, timeout time.Duration) raft.ApplyFuture {
+	return r.raft.Apply(entry, timeout)
+}
+
+// entryHeader gives the proposer the stamp and system revision of an entry.
+func (r *replica) entryHeader() (uint64, base.Revision, error) {
+	o, err := r.leading()
+	if err != nil {
+		return 0, 0, err
+	}
+	v, err := r.node.metaView()
+	if err != nil {
+		return 0, 0, err
+	}
+	return o.clock.NowMs(), v.Revision(), nil
+}
+
+// healthy refuses what a damaged replica must not serve.
+func (r *replica) healthy() error {
+	if why := r.damage.Load(); why != nil {
+		id := r.id
+		return &base.Error{Cause: base.ErrDamaged, Group: &id, Ordinal: -1, Hint: *why}
+	}
+	return nil
+}
+
+// submit validates a write as its leader and queues it. done is called exactly
+// once, maybe before submit returns.
+func (r *replica) submit(ctx context.Context, route Route, req *raftfsm.Request, done func(raftfsm.Result)) {
+	encoded, err := r.admit(ctx, route, req)
+	if err == nil {
+		err = r.writes.submit(pendingWrite{encoded: encoded, done: done})
+	}
+	if err != nil {
+		r.metrics.refused(err)
+		done(raftfsm.Result{Err: r.detailed(err)})
+	}
+}
+
+// admit refuses early what apply would refuse, and encodes the rest.
+func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) ([]byte, error) {
+	if err := r.healthy(); err != nil {
+		return nil, err
+	}
+	if _, err := r.leading(); err != nil {
+		return nil, err
+	}
+	v, err := r.node.metaView()
+	if err != nil {
+		return nil, err
+	}
+	if !r.knows(v, req) && v.Revision() < route.MetadataRevision {
+		if v, err = r.node.waitMeta(ctx, route.MetadataRevision); err != nil {
+			return nil, err
+		}
+	}
+	if req.Session != 0 && !v.SessionAlive(req.Session) {
+		return nil, &base.Error{Cause: base.ErrSessionEnded, Field: "session", Ordinal: -1,
+			Hint: fmt.Sprintf("session %d has ended or its lease ran out; open a new one, and treat its open requests as unknown", req.Session)}
+	}
+	if err := r.declare(v, req); err != nil {
+		return nil, err
+	}
+	if err := r.fillGroups(req); err != nil {
+		return nil, err
+	}
+	if err := r.machine.CheckRequest(req); err != nil {
+		return nil, err
+	}
+	return raftfsm.AppendRequest(nil, req)
+}
+
+// knows says whether everything that the request names is in the metadata.
+func (r *replica) knows(v *meta.View, req *raftfsm.Request) bool {
+	if req.Session != 0 && !v.SessionAlive(req.Session) {
+		return false
+	}
+	for i := range req.Preconditions {
+		if v.StateByID(uint32(req.Preconditions[i].State)) == nil {
+			return false
+		}
+	}
+	for i := range req.Mutations {
+		if v.StateByID(uint32(req.Mutations[i].State)) == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// declare makes sure that the shard's own log declares the states that the
+// request names (W1), proposing the declarations that are missing.
+func (r *replica) declare(v *meta.View, req *raftfsm.Request) error {
+	h := r.machine.Header()
+	missing := func(id engine.FamilyID) bool {
+		return h.Declaration(id) == nil && v.StateByID(uint32(id)) != nil
+	}
+	need := false
+	for i := range req.Preconditions {
+		need = need || missing(req.Preconditions[i].State)
+	}
+	for i := range req.Mutations {
+		need = need || missing(req.Mutations[i].State)
+	}
+	if !need {
+		return nil
+	}
+	return r.declareAll(v)
+}
+
+// declareAll proposes every declared state that the shard does not know yet.
+func (r *replica) declareAll(v *meta.View) error {
+	r.declaring.Lock()
+	defer r.declaring.Unlock()
+	h := r.machine.Header()
+	var decls []state.Declaration
+	for _, d := range v.States() {
+		if h.Declaration(engine.FamilyID(d.ID)) == nil {
+			sd, err := stateDeclaration(d)
+			if err != nil {
+				return err
+			}
+			decls = append(decls, sd)
+		}
+	}
+	if len(decls) == 0 {
+		return nil
+	}
+	if _, err := r.command(raftfsm.AppendDeclare(nil, decls)); err != nil {
+		return fmt.Errorf("declaring states in %s: %w: %w", r.id, base.ErrNotReady, err)
+	}
+	return nil
+}
+
+// fillGroups computes the key group of every key from its declared type.
+func (r *replica) fillGroups(req *raftfsm.Request) error {
+	h := r.machine.Header()
+	for i := range req.Preconditions {
+		p := &req.Preconditions[i]
+		g, err := groupOf(h, p.State, p.Key)
+		if err != nil {
+			return fieldError(err, fmt.Sprintf("preconditions[%d]", i), i)
+		}
+		p.Group = g
+	}
+	for i := range req.Mutations {
+		m := &req.Mutations[i]
+		g, err := groupOf(h, m.State, m.Key)
+		if err != nil {
+			return fieldError(err, fmt.Sprintf("mutations[%d]", m.Ordinal), int(m.Ordinal))
+		}
+		m.Group = g
+	}
+	return nil
+}
+
+func groupOf(h *raftfsm.Header, id engine.FamilyID, key []byte) (keygroup.Group, error) {
+	d := h.Declaration(id)
+	if d == nil {
+		return 0, &base.Error{Cause: base.ErrUndeclared, Field: "state", Ordinal: -1, Hint: fmt.Sprintf("no state has id %d; declare it first", id)}
+	}
+	hash, err := keygroup.HashCode(d.KeyType, key)
+	if err != nil {
+		return 0, &base.Error{Cause: base.ErrInvalid, Field: "key", Ordinal: -1, Hint: err.Error()}
+	}
+	return keygroup.GroupOf(hash, h.M), nil
+}
+
+// fieldError puts a path in front of the field that err names.
+func fieldError(err error, path string, ordinal int) error {
+	var e *base.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	c := *e
+	c.Ordinal = ordinal
+	c.Field = path
+	if e.Field != "" {
+		c.Field = path + "." + e.Field
+	}
+	return &c
+}
+
+// detailed gives an error the shard's name and the leader's.
+func (r *replica) detailed(err error) *base.Error {
+	e := *asError(err)
+	id := r.id
+	e.Group = &id
+	if e.LeaderHint == "" && errors.Is(e.Cause, base.ErrNotLeader) {
+		e.LeaderHint = r.leaderNode()
+	}
+	return &e
+}
+
+// view waits until this leader may serve a read that has arrived now, and
+// returns the shard's state of one instant with its epoch checked in it (CL2).
+func (r *replica) view(ctx context.Context, route Route) (*raftfsm.ReadView, error) {
+	if err := r.healthy(); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	index, err := r.readIndex(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.machine.WaitApplied(ctx, index); err != nil {
+		if ctx.Err() != nil {
+			return nil, notServed(ctx)
+		}
+		return nil, err
+	}
+	r.metrics.readSeconds.Observe(time.Since(start).Seconds())
+	return r.machine.ReadView(route.Epoch, route.Incarnation)
+}
+
+// declareForRead makes sure that the shard declares a state that a read names:
+// one that is declared in the cluster but was never written here is empty, not
+// unknown.
+func (r *replica) declareForRead(ctx context.Context, route Route, id engine.FamilyID) error {
+	if r.machine.Header().Declaration(id) != nil {
+		return nil
+	}
+	v, err := r.node.metaView()
+	if err != nil {
+		return err
+	}
+	if v.StateByID(uint32(id)) == nil && v.Revision() < route.MetadataRevision {
+		if v, err = r.node.waitMeta(ctx, route.MetadataRevision); err != nil {
+			return err
+		}
+	}
+	if v.StateByID(uint32(id)) == nil {
+		return nil // the read itself refuses it
+	}
+	if _, err := r.leading(); err != nil {
+		return err
+	}
+	return r.declareAll(v)
+}
+
+// read answers a ReadRequest from one instant.
+func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error) {
+	for i := range req.Queries {
+		if err := r.declareForRead(ctx, req.Route, req.Queries[i].State); err != nil {
+			return nil, r.detailed(err)
+		}
+	}
+	v, err := r.view(ctx, req.Route)
+	if err != nil {
+		return nil, r.detailed(err)
+	}
+	defer v.Close()
+	r.metrics.reads.Inc()
+	reply := &ReadReply{Token: v.Token()}
+	queries := make([]*state.Query, len(req.Queries))
+	failed := make([]error, len(req.Queries))
+	for i := range req.Queries {
+		q := &req.Queries[i]
+		if failed[i] = fillQuery(&v.Header, q); failed[i] == nil {
+			queries[i] = q
+		}
+	}
+	reply.Answers, reply.Errs = answerQueries(v, queries, failed)
+	return reply, nil
+}
+
+// answerQueries reads those queries that are not failed yet, in one go.
+func answerQueries(v *raftfsm.ReadView, queries []*state.Query, failed []error) ([]state.Answer, []error) {
+	answers := make([]state.Answer, len(queries))
+	var good []*state.Query
+	var at []int
+	for i, q := range queries {
+		if q != nil {
+			good, at = append(good, q), append(at, i)
+		}
+	}
+	got, errs := v.ReadMany(good)
+	for j, i := range at {
+		answers[i], failed[i] = got[j], errs[j]
+	}
+	return answers, failed
+}
+
+// fillQuery computes the key group of a query.
+func fillQuery(h *raftfsm.Header, q *state.Query) error {
+	g, err := groupOf(h, q.State, q.Key)
+	if err != nil {
+		return err
+	}
+	q.Group = g
+	return nil
+}
+
+// Scan is a scan that is open on one instant.
+type Scan struct {
+	view  *raftfsm.ReadView
+	query state.ScanQuery
+	done  bool
+}
+
+// scan opens a scan at the present instant.
+func (r *replica) scan(ctx context.Context, req *ScanRequest) (*Scan, error) {
+	if err := r.declareForRead(ctx, req.Route, req.Query.State); err != nil {
+		return nil, r.detailed(err)
+	}
+	v, err := r.view(ctx, req.Route)
+	if err != nil {
+		return nil, r.detailed(err)
+	}
+	s := &Scan{view: v, query: req.Query}
+	if s.query.Range.Hi == 0 {
+		s.query.Range = v.Range
+	}
+	r.metrics.reads.Inc()
+	return s, nil
+}
+
+// Next returns the next page and the cursor after it; more is false at the end.
+func (s *Scan) Next(ctx context.Context) (items []state.ScanItem, cursor []byte, more bool, err error) {
+	if s.done {
+		return nil, nil, false, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, nil, false, err
+	}
+	items, next, err := s.view.Scan(&s.query)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	s.query.Cursor = next
+	s.done = next == nil
+	return items, next, !s.done, nil
+}
+
+// Token is the position that the scan shows.
+func (s *Scan) Token() raftfsm.Token { return s.view.Token() }
+
+// Close releases the instant.
+func (s *Scan) Close() { s.view.Close() }
+
+// stateDeclaration converts a declaration of the metadata for the shards.
+func stateDeclaration(d *meta.Declaration) (state.Declaration, error) {
+	kind, err := state.ParseKind(d.Kind)
+	if err != nil {
+		return state.Declaration{}, fmt.Errorf("reading declaration %s/%s: %w", d.Keyspace, d.Name, err)
+	}
+	out := state.Declaration{ID: engine.FamilyID(d.ID), Keyspace: d.Keyspace, Name: d.Name, Kind: kind,
+		Function: d.Function, CodecVersion: uint16(d.CodecVersion)}
+	for _, t := range []struct {
+		text string
+		to   *keygroup.Type
+	}{{d.KeyType, &out.KeyType}, {d.UserKeyType, &out.UserKeyType}, {d.ValueType, &out.ValueType}} {
+		if t.text == "" {
+			continue
+		}
+		if *t.to, err = keygroup.ParseType(t.text); err != nil {
+			return state.Declaration{}, fmt.Errorf("reading declaration %s/%s: %w", d.Keyspace, d.Name, err)
+		}
+	}
+	return out, nil
+}

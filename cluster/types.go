@@ -1,0 +1,171 @@
+package cluster
+
+import (
+	"time"
+
+	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/keygroup"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// Route says which shard a request is meant for, under which version of the
+// map, and how new the sender's view of the metadata is.
+type Route struct {
+	Group       base.GroupID
+	Epoch       base.Epoch
+	Incarnation base.Incarnation
+	// MetadataRevision is the newest metadata revision that the client has
+	// seen: before this node refuses a state or session that it does not know,
+	// it waits until its copy is at least that new.
+	MetadataRevision base.Revision
+}
+
+// ReadRequest is a list of queries to one shard, answered from one instant.
+type ReadRequest struct {
+	Route
+	// Queries have their Group left empty; it is computed from the key.
+	Queries []state.Query
+}
+
+// ReadReply answers a ReadRequest: Answers[i] or Errs[i] is for Queries[i].
+type ReadReply struct {
+	Answers []state.Answer
+	Errs    []error
+	Token   raftfsm.Token
+}
+
+// ScanRequest scans one state of one shard from one instant.
+type ScanRequest struct {
+	Route
+	// Query.Range with Hi = 0 means the whole range of the shard.
+	Query state.ScanQuery
+}
+
+// NodeInfo is a node of the cluster.
+type NodeInfo struct {
+	ID       base.NodeID
+	RaftAddr string
+	GRPCAddr string
+	HTTPAddr string
+	Zone     string
+	State    string // joining, member, draining, removed
+	Alive    bool   // a hint of the answering node
+}
+
+// ReplicaInfo is one replica of a shard.
+type ReplicaInfo struct {
+	Node    base.NodeID
+	Replica base.ReplicaID
+	Voter   bool
+}
+
+// ShardInfo is a shard of the cluster.
+type ShardInfo struct {
+	ID         base.GroupID
+	Range      keygroup.Range
+	Epoch      base.Epoch
+	Birth      base.Birth
+	Replicas   []ReplicaInfo
+	LeaderHint base.NodeID // may be stale; empty if unknown
+}
+
+// Topology is the cluster as one node knows it at one metadata revision.
+type Topology struct {
+	Cluster          base.ClusterID
+	Revision         base.Revision
+	Incarnation      base.Incarnation
+	KeyGroups        int
+	Engine           string
+	Nodes            []NodeInfo
+	Shards           []ShardInfo
+	AnsweredBy       base.NodeID
+	SystemLeaderHint base.NodeID
+}
+
+// FoundSpec is what `cluster init` asks for; zero numbers mean the defaults.
+type FoundSpec struct {
+	Nodes       []FoundNode `json:"nodes"`
+	KeyGroups   int         `json:"keyGroups"`
+	Shards      int         `json:"shards"`
+	Replication int         `json:"replication"`
+}
+
+// FoundNode is one node of a founding.
+type FoundNode struct {
+	ID       base.NodeID `json:"id"`
+	RaftAddr string      `json:"raftAddr"`
+}
+
+// FoundReply says how far a founding is. Phase is "done" when every shard has
+// a leader.
+type FoundReply struct {
+	Cluster   base.ClusterID `json:"cluster"`
+	Operation string         `json:"operation"`
+	Phase     string         `json:"phase"`
+	Resumed   bool           `json:"resumed"`
+}
+
+// GroupStatus is one replica on this node.
+type GroupStatus struct {
+	Group     base.GroupID    `json:"group"`
+	Replica   base.ReplicaID  `json:"replica"`
+	State     string          `json:"state"` // leader, follower, candidate, learner, damaged, stopped
+	Voter     bool            `json:"voter"`
+	Leader    base.NodeID     `json:"leader"`
+	Term      uint64          `json:"term"`
+	Commit    uint64          `json:"commit"`
+	Applied   uint64          `json:"applied"`
+	Last      uint64          `json:"last"`
+	LogBytes  uint64          `json:"logBytes"`
+	DiskBytes uint64          `json:"diskBytes"`
+	Keys      uint64          `json:"keys"`
+	Epoch     base.Epoch      `json:"epoch"`
+	Range     keygroup.Range  `json:"range"`
+	Sequence  uint64          `json:"sequence"`
+	Damage    string          `json:"damage,omitempty"`
+	Ready     bool            `json:"ready"`
+	// States are the ids of the states that the replica knows as declared.
+	States []uint32 `json:"states,omitempty"`
+}
+
+// NodeStatus is what one node says about itself.
+type NodeStatus struct {
+	Node           NodeInfo       `json:"node"`
+	Cluster        base.ClusterID `json:"cluster"`
+	Version        string         `json:"version"`
+	Engine         string         `json:"engine"`
+	Ready          bool           `json:"ready"`
+	NotReadyReason string         `json:"notReadyReason,omitempty"`
+	Groups         []GroupStatus  `json:"groups"`
+	Uptime         time.Duration  `json:"uptimeNs"`
+	Revision       base.Revision  `json:"revision"`
+}
+
+// ClusterStatus is the status of every node; those that did not answer are
+// named with the reason.
+type ClusterStatus struct {
+	Topology    *Topology
+	Nodes       []NodeStatus
+	Unreachable map[base.NodeID]string
+	// Problems says in words what keeps the cluster from being healthy; empty
+	// when it is.
+	Problems []string
+}
+
+// ReplicaHash is one replica's hash at an index that all replicas share.
+type ReplicaHash struct {
+	Node    base.NodeID `json:"node"`
+	Index   uint64      `json:"index"`
+	ClockMs uint64      `json:"clockMs"`
+	Content []byte      `json:"content"`
+	Ops     []byte      `json:"ops"`
+	Error   string      `json:"error,omitempty"`
+}
+
+// OperationInfo is a persisted operation of the cluster.
+type OperationInfo struct {
+	ID, Kind, Phase, Error string
+	Done                   bool
+	StartedMs, UpdatedMs   uint64
+}
