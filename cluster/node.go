@@ -142,7 +142,10 @@ func (n *Node) openDir() error {
 // back with an empty one, under new replica ids (R3).
 func (n *Node) openLog() error {
 	dir := filepath.Join(n.opts.DataDir, "raftlog")
-	opts := raftlog.Options{OnFailure: n.fatal, Metrics: nil}
+	opts := raftlog.Options{OnFailure: n.fatal, OnCorrupt: n.logCorrupt}
+	if n.opts.Registerer != nil {
+		opts.Metrics = raftlog.NewMetrics(n.opts.Registerer)
+	}
 	log, err := raftlog.Open(dir, opts)
 	if errors.Is(err, base.ErrCorrupt) {
 		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
@@ -291,6 +294,24 @@ func (n *Node) fatal(err error) {
 		}
 		n.logger.Error("the node stops", "error", err)
 		go n.opts.OnFatal(err) // never from the failing goroutine: it may hold the log
+	})
+}
+
+// logCorrupt is called when a read of the Raft log met a damaged entry: the
+// replica must not act on it (R3).
+func (n *Node) logCorrupt(g base.GroupID, err error) {
+	n.spawn(func() { // not on the reading goroutine: it is raft's
+		n.mu.Lock()
+		r := n.mu.replicas[g]
+		n.mu.Unlock()
+		if r == nil {
+			n.fatal(fmt.Errorf("the log of %s: %w", g, err))
+			return
+		}
+		if merr := r.markDamaged(r.id, r.replica, err.Error()); merr != nil {
+			n.fatal(merr)
+		}
+		n.poke()
 	})
 }
 

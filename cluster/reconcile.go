@@ -288,13 +288,22 @@ func (r *replica) forget(v *meta.View) error {
 // forgetAllBut is for a shard that has missed so much that the list of ended
 // sessions was cut: it compares what it remembers with what lives.
 func (r *replica) forgetAllBut(v *meta.View) error {
+	view, err := r.machine.View()
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	known, err := view.SessionIDs()
+	if err != nil {
+		return err
+	}
 	var gone []base.SessionID
-	for _, id := range r.machine.SessionIDs() {
+	for _, id := range known {
 		if !v.SessionAlive(id) {
 			gone = append(gone, id)
 		}
 	}
-	_, err := r.command(raftfsm.AppendForget(nil, max(v.EndedFloor(), r.machine.Header().Forgotten), gone))
+	_, err = r.command(raftfsm.AppendForget(nil, max(v.EndedFloor(), r.machine.Header().Forgotten), gone))
 	return err
 }
 

@@ -130,7 +130,7 @@ func (r *replica) lost(id base.GroupID, existed bool) string {
 		return strings.TrimSpace(string(raw))
 	}
 	st, known := r.node.log.Group(id).State()
-	if existed && (!known || st.Generation != r.generation || st.Tombstone) {
+	if existed && (!known || st.Generation != r.generation || st.Tombstoned) {
 		return "the replica's raft log is gone"
 	}
 	return ""

@@ -328,7 +328,7 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 	failed := make([]error, len(req.Queries))
 	for i := range req.Queries {
 		q := &req.Queries[i]
-		if failed[i] = fillQuery(&v.Header, q); failed[i] == nil {
+		if failed[i] = fillQuery(v.Header, q); failed[i] == nil {
 			queries[i] = q
 		}
 	}
