@@ -1,0 +1,39 @@
+// Package meta types the reserved part of the system group's replicated map:
+// the cluster's own metadata. It holds the records and their codec, a typed
+// View of a snapshot, and pure functions that build the transaction for each
+// change with the conditions that make it safe.
+//
+// Like package broadcast it knows no Raft, network, clock or randomness: ids
+// and times that are chosen come in as parameters. It does not know which kinds,
+// types and functions exist either; DeclareTxn takes a hook for that.
+//
+// # Use
+//
+// A builder reads a View and returns a transaction whose conditions name what
+// it has relied on. The caller sets the stamp, proposes it, and when a condition
+// fails (base.ErrPrecondition) builds it again from a newer View. A transaction
+// without operations (Empty) needs no proposal. Join makes one atomic
+// transaction of several.
+//
+// # Concurrency
+//
+// Records and Views are immutable and may be read from any goroutine. A Mirror
+// may be used from any goroutine; its View is a pointer load as long as nothing
+// was applied.
+//
+// # Invariants
+//
+//	ME1  Every id (shard, state, session, operation) is given once, by a counter
+//	     that only grows; a dropped or ended one is never given again.
+//	ME2  A session is alive exactly as long as its record exists. Its record is
+//	     replaced by one in the list of the ended, in one transaction; the
+//	     revision of that record is the revision at which it ended.
+//	ME3  The list of the ended is bounded. What was cut from it ended at or below
+//	     View.EndedFloor; whoever has not read that far compares with the set of
+//	     the living instead.
+//	ME4  A keyspace's key type and a state's kind, types, function and codec never
+//	     change under one id.
+//	ME5  A node's disk, once bound, never changes under its id; no two nodes have
+//	     the same disk.
+//	ME6  The ranges of the shards tile [0, M) from the moment they are placed.
+package meta

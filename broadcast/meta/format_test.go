@@ -1,0 +1,155 @@
+package meta
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/keelstate/keelstate/broadcast"
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// goldenRecords has one of every kind, with every field set.
+func goldenRecords() map[string]struct {
+	kind string
+	rec  any
+} {
+	type r = struct {
+		kind string
+		rec  any
+	}
+	decl := Declaration{ID: 7, Keyspace: "origin", Name: "late", Kind: "map", KeyType: "string", UserKeyType: "int64", ValueType: "json", Function: "max", FunctionParams: "p=1", CodecVersion: 1}
+	dropped := decl
+	dropped.DroppedMs = 1_700_000_000_000
+	return map[string]r{
+		"cluster":     {kindCluster, &Cluster{ID: "00ff", KeyGroups: 128, Replication: 3, Engine: "rocks", Incarnation: 2, FormatVersion: 1, CreatedMs: 1_700_000_000_000}},
+		"node":        {kindNode, &Node{ID: "n1", DiskID: "d1", RaftAddr: "n1:1", GRPCAddr: "n1:2", HTTPAddr: "n1:3", Zone: "z", State: NodeMember}},
+		"shard":       {kindShard, &Shard{ID: 3, Lo: 0, Hi: 64, Epoch: 1, Birth: 1<<64 - 1, Replicas: replicas(2, "n1"), PreferredLeader: "n1", MaxGeneration: 2}},
+		"keyspace":    {kindKeyspace, &Keyspace{Name: "origin", KeyType: "tuple(string,int32)"}},
+		"state":       {kindState, &decl},
+		"dropped":     {kindDropped, &dropped},
+		"session":     {kindSession, &Session{ID: 1<<64 - 2, LeaseMs: 30000, ExpiresMs: 1_700_000_030_000}},
+		"ended":       {kindEnded, &EndedSession{ID: 5, EndedMs: 1_700_000_030_000, Expired: true}},
+		"ended-floor": {kindEndedFloor, &endedFloor{Revision: 12}},
+		"operation":   {kindOperation, &Operation{ID: 1, Kind: OperationFound, Phase: PhaseFoundAdmit, Spec: json.RawMessage(`{"nodes":[]}`), Error: "waiting", CreatedMs: 1, UpdatedMs: 2}},
+		"counter":     {kindCounter, &counter{Next: 9}},
+	}
+}
+
+func TestRecordGolden(t *testing.T) {
+	for name, r := range goldenRecords() {
+		b, err := encode(r.kind, r.rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored := readGolden(t, "testdata/golden/v1/"+name+".json", b)
+		back := reflect.New(reflect.TypeOf(r.rec).Elem()).Interface()
+		if err := decode(r.kind, stored, back); err != nil || !reflect.DeepEqual(back, r.rec) {
+			t.Errorf("%s: read %+v, %v, want %+v", name, back, err, r.rec)
+		}
+	}
+}
+
+func TestRecordOfAnotherVersionIsNotCorrupt(t *testing.T) {
+	for name, r := range goldenRecords() {
+		b, _ := encode(r.kind, r.rec)
+		back := reflect.New(reflect.TypeOf(r.rec).Elem()).Interface()
+		for _, newer := range []string{
+			strings.Replace(string(b), `"v":1`, `"v":2`, 1),
+			`{"v":2,"anything":["else"]}`,
+		} {
+			if err := decode(r.kind, []byte(newer), back); !errors.Is(err, base.ErrFormatVersion) || errors.Is(err, base.ErrCorrupt) {
+				t.Errorf("%s: %v, want ErrFormatVersion", name, err)
+			}
+		}
+	}
+}
+
+func TestDamagedRecordIsCorrupt(t *testing.T) {
+	for name, r := range goldenRecords() {
+		b, _ := encode(r.kind, r.rec)
+		bad := []string{
+			strings.Replace(string(b), `"data":{`, `"data":{"unknown":1,`, 1),
+			strings.Replace(string(b), `"v":1`, `"v":1,"unknown":1`, 1),
+			strings.Replace(string(b), `"v":1`, `"v":0`, 1),
+			strings.Replace(string(b), `"v":1`, `"v":-1`, 1),
+			strings.Replace(string(b), `"kind":"`, `"kind":"x`, 1),
+			string(b) + "{}", `{"v":1}`, `null`, `{"v":1,"kind":"` + r.kind + `","data":null}`, string(make([]byte, MaxRecordBytes+1)),
+		}
+		for n := range b {
+			bad = append(bad, string(b[:n]))
+		}
+		for _, x := range bad {
+			back := reflect.New(reflect.TypeOf(r.rec).Elem()).Interface()
+			if err := decode(r.kind, []byte(x), back); !errors.Is(err, base.ErrCorrupt) {
+				t.Errorf("%s as %.80q: %v, want ErrCorrupt", name, x, err)
+			}
+		}
+	}
+}
+
+// A view refuses what it cannot read, by name of the key, and a mirror recovers
+// once the record was mended.
+func TestViewRefusesUnreadableMetadata(t *testing.T) {
+	good, _ := encode(kindSession, Session{ID: 1, LeaseMs: 1000, ExpiresMs: 1})
+	for key, want := range map[string]*base.Sentinel{
+		"meta/future/x":                 base.ErrFormatVersion,
+		"meta/future/0000000000000001":  base.ErrFormatVersion,
+		"meta/session/1":                base.ErrCorrupt,
+		"meta/session/0000000000000002": base.ErrCorrupt,
+		"meta/session/000000000000000G": base.ErrCorrupt,
+		"meta/node/0000000000000001":    base.ErrCorrupt,
+		"meta/cluster":                  base.ErrCorrupt,
+		"meta/":                         base.ErrFormatVersion,
+	} {
+		w := founded(t)
+		w.view()
+		w.do(broadcast.Txn{Then: []broadcast.Op{broadcast.Put(key, good)}}, nil)
+		for range 2 {
+			if _, err := w.mirror.View(); !errors.Is(err, want) || !strings.Contains(err.Error(), key) {
+				t.Errorf("%s: %v, want %v", key, err, want)
+			}
+		}
+		if key == "meta/session/1" || key == "meta/session/0000000000000002" {
+			w.do(broadcast.Txn{Then: []broadcast.Op{broadcast.Delete(key)}}, nil)
+			w.view()
+		}
+	}
+}
+
+func FuzzDecodeRecord(f *testing.F) {
+	kinds := map[string]any{}
+	for _, r := range goldenRecords() {
+		b, _ := encode(r.kind, r.rec)
+		f.Add(r.kind, b)
+		kinds[r.kind] = r.rec
+	}
+	f.Fuzz(func(t *testing.T, kind string, b []byte) {
+		like, ok := kinds[kind]
+		if !ok {
+			return
+		}
+		rec := reflect.New(reflect.TypeOf(like).Elem()).Interface()
+		if decode(kind, b, rec) != nil {
+			return
+		}
+		again, err := encode(kind, rec)
+		if err != nil {
+			if errors.Is(err, base.ErrTooLarge) || errors.Is(err, base.ErrInvalid) {
+				return
+			}
+			t.Fatal(err)
+		}
+		back := reflect.New(reflect.TypeOf(like).Elem()).Interface()
+		if err := decode(kind, again, back); err != nil {
+			t.Fatalf("%s read from %q, written as %q: %v", kind, b, again, err)
+		}
+		third, err := encode(kind, back)
+		if err != nil || !bytes.Equal(again, third) {
+			t.Fatalf("%q became %q, %v", again, third, err)
+		}
+	})
+}
