@@ -11,7 +11,7 @@ import (
 
 // maxLimitSlack bounds how far a scan's limit is raised for what the overlay
 // hides of the store below.
-const maxLimitSlack = 1024
+const maxLimitSlack = 64
 
 // Scan implements Reader. The iterator sees the instant of the call (TX2).
 func (t *Txn) Scan(f FamilyID, lo, hi []byte, o ScanOptions) Iterator {
@@ -22,7 +22,11 @@ func (t *Txn) Scan(f FamilyID, lo, hi []byte, o ScanOptions) Iterator {
 	ov.buildIndex()
 	lo, hi = bytes.Clone(lo), bytes.Clone(hi)
 	index := ov.index.Copy()
-	hidden := countWithin(ov, index, lo, hi)
+	most := 1 // without a limit it only matters whether there are any
+	if o.Limit > 0 {
+		most = maxLimitSlack
+	}
+	hidden := countWithin(ov, index, lo, hi, most)
 	belowLo, belowHi, some := trim(ov.ranges, lo, hi)
 	cut := some && overlaps(ov.ranges, belowLo, belowHi)
 	if hidden == 0 && some && !cut && bytes.Equal(belowLo, lo) && bytes.Equal(belowHi, hi) {
@@ -44,10 +48,10 @@ func (t *Txn) Scan(f FamilyID, lo, hi []byte, o ScanOptions) Iterator {
 	return it
 }
 
-// countWithin counts the overlay's keys in [lo, hi), up to maxLimitSlack.
-func countWithin(ov *overlay, index *btree.BTreeG[indexed], lo, hi []byte) int {
+// countWithin counts the overlay's keys in [lo, hi), up to most.
+func countWithin(ov *overlay, index *btree.BTreeG[indexed], lo, hi []byte, most int) int {
 	n := 0
-	for c := ov.cursor(index, lo, hi, false); n < maxLimitSlack && c.Next(); {
+	for c := ov.cursor(index, lo, hi, false); n < most && c.Next(); {
 		n++
 	}
 	return n
