@@ -563,3 +563,14 @@ func (n *Node) Drain(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// Leads says whether this node leads a group and has taken office.
+func (n *Node) Leads(id base.GroupID) bool {
+	for _, g := range n.groups() {
+		if g.id == id {
+			_, err := g.leading()
+			return err == nil
+		}
+	}
+	return false
+}

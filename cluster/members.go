@@ -48,6 +48,9 @@ func (g *group) reconcileMembers(want []member) error {
 		wanted[m.id] = true
 	}
 	if !wanted[raft.ServerID(g.replica)] {
+		if len(have) < 2 {
+			return nil // nobody else is there yet
+		}
 		// Somebody else must remove us: hand over first.
 		return g.raft.LeadershipTransfer().Error()
 	}
