@@ -143,6 +143,8 @@ uint64_t ks_flush_count(ks_store* s);
 // *ok tells whether the operator accepted them; the result as in ks_multi_get.
 ks_status ks_merge_for_test(uint8_t kind, int has_base, int partial, const char* values, size_t len, size_t n,
                             char** big, size_t* used, int* ok);
+// For tests: gives unused memory of the C allocator back to the system.
+void ks_trim_for_test(void);
 // For tests: length of the prefix of a key.
 size_t ks_prefix_for_test(uint8_t width, const char* key, size_t len);
 

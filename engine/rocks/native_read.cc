@@ -1,7 +1,10 @@
 // Reads: packed gets, multi-gets and scans, each one crossing from Go.
 
-#include "native_internal.h"
+#include <malloc.h>
+
 #include <deque>
+
+#include "native_internal.h"
 
 using namespace keelstate;
 using rocksdb::PinnableSlice;
@@ -220,6 +223,12 @@ ks_status ks_merge_for_test(uint8_t kind, int has_base, int partial, const char*
     std::memcpy(Room(nullptr, 0, result.size() + 1, big), result.data(), result.size());
     return OK();
   });
+}
+
+void ks_trim_for_test(void) {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 size_t ks_prefix_for_test(uint8_t width, const char* key, size_t len) {

@@ -17,7 +17,10 @@ import (
 )
 
 // A scan fetches blocks of entries, small at first and doubling.
-const maxBlockBytes = 256 << 10
+const (
+	firstBlockBytes = 8 << 10
+	maxBlockBytes   = 256 << 10
+)
 
 // iterator walks a scan block by block. It belongs to one goroutine; only the
 // store's Close touches it from another, behind the family's gate.
@@ -65,7 +68,7 @@ func (s *Store) scan(fs families, id engine.FamilyID, at *C.ks_snapshot, lo, hi 
 		flags |= C.KS_SCAN_HAS_HI
 	}
 	it.buf = scratch.Get().(*[]byte)
-	*it.buf = (*it.buf)[:cap(*it.buf)]
+	it.resize(firstBlockBytes)
 	var b C.ks_block
 	var c *C.ks_iter
 	st := C.ks_scan(f.ref, at, chars(lo), C.size_t(len(lo)), chars(hi), C.size_t(len(hi)), flags,
@@ -86,6 +89,13 @@ func (s *Store) scan(fs families, id engine.FamilyID, at *C.ks_snapshot, lo, hi 
 		it.free()
 	}
 	return it
+}
+
+func (it *iterator) resize(size int) {
+	if cap(*it.buf) < size {
+		*it.buf = make([]byte, size)
+	}
+	*it.buf = (*it.buf)[:size]
 }
 
 func (it *iterator) take(b C.ks_block) {
@@ -125,9 +135,7 @@ func (it *iterator) fill() error {
 
 func (it *iterator) fillInside(size int) error {
 	for {
-		if len(*it.buf) < size {
-			*it.buf = make([]byte, size)
-		}
+		it.resize(size)
 		var b C.ks_block
 		var done C.int
 		st := C.ks_iter_fill(it.c, chars(*it.buf), C.size_t(len(*it.buf)), C.size_t(it.left), &b, &done)
