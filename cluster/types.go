@@ -108,23 +108,23 @@ type FoundReply struct {
 
 // GroupStatus is one replica on this node.
 type GroupStatus struct {
-	Group     base.GroupID    `json:"group"`
-	Replica   base.ReplicaID  `json:"replica"`
-	State     string          `json:"state"` // leader, follower, candidate, learner, damaged, stopped
-	Voter     bool            `json:"voter"`
-	Leader    base.NodeID     `json:"leader"`
-	Term      uint64          `json:"term"`
-	Commit    uint64          `json:"commit"`
-	Applied   uint64          `json:"applied"`
-	Last      uint64          `json:"last"`
-	LogBytes  uint64          `json:"logBytes"`
-	DiskBytes uint64          `json:"diskBytes"`
-	Keys      uint64          `json:"keys"`
-	Epoch     base.Epoch      `json:"epoch"`
-	Range     keygroup.Range  `json:"range"`
-	Sequence  uint64          `json:"sequence"`
-	Damage    string          `json:"damage,omitempty"`
-	Ready     bool            `json:"ready"`
+	Group     base.GroupID   `json:"group"`
+	Replica   base.ReplicaID `json:"replica"`
+	State     string         `json:"state"` // leader, follower, candidate, learner, damaged, stopped
+	Voter     bool           `json:"voter"`
+	Leader    base.NodeID    `json:"leader"`
+	Term      uint64         `json:"term"`
+	Commit    uint64         `json:"commit"`
+	Applied   uint64         `json:"applied"`
+	Last      uint64         `json:"last"`
+	LogBytes  uint64         `json:"logBytes"`
+	DiskBytes uint64         `json:"diskBytes"`
+	Keys      uint64         `json:"keys"`
+	Epoch     base.Epoch     `json:"epoch"`
+	Range     keygroup.Range `json:"range"`
+	Sequence  uint64         `json:"sequence"`
+	Damage    string         `json:"damage,omitempty"`
+	Ready     bool           `json:"ready"`
 	// States are the ids of the states that the replica knows as declared.
 	States []uint32 `json:"states,omitempty"`
 }
