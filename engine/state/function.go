@@ -129,10 +129,38 @@ func ParseFunction(kind Kind, valueType keygroup.Type, text string) (*Function, 
 	return f, nil
 }
 
-// functionOf returns the function of a declaration that was validated.
+// functionOf returns the function of a declaration that was validated. It is on
+// the path of every add, so the functions that have no arguments are not parsed
+// again but looked up.
 func functionOf(d *Declaration) (*Function, error) {
+	if f := plainFunctions[functionKey{d.Kind, d.ValueType, d.Function}]; f != nil {
+		return f, nil
+	}
 	return ParseFunction(d.Kind, d.ValueType, d.Function)
 }
+
+type functionKey struct {
+	kind Kind
+	t    keygroup.Type
+	text string
+}
+
+// plainFunctions holds every function without arguments over the scalar types.
+// It is never changed after its initialisation.
+var plainFunctions = func() map[functionKey]*Function {
+	all := make(map[functionKey]*Function)
+	for _, kind := range []Kind{KindReducing, KindAggregating} {
+		for _, name := range FunctionNames(kind) {
+			for _, t := range []keygroup.Type{keygroup.String, keygroup.Int32, keygroup.Int64, keygroup.Bool,
+				keygroup.Bytes, keygroup.Float64, keygroup.JSON} {
+				if f, err := ParseFunction(kind, t, name); err == nil {
+					all[functionKey{kind, t, name}] = f
+				}
+			}
+		}
+	}
+	return all
+}()
 
 func splitFunction(text string) (name string, args []string, err error) {
 	s := strings.TrimSpace(text)

@@ -2,14 +2,18 @@ package state_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/engine/mem"
+	"github.com/keelstate/keelstate/engine/rocks"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/engine/state/statemodel"
 	"github.com/keelstate/keelstate/internal/base"
@@ -125,15 +129,55 @@ func sameError(t tb, what string, got, want error) {
 }
 
 // ST1 to ST5 at once: whatever is done, reads and scans are the model's.
-func TestLayoutAgreesWithTheModel(t *testing.T) {
+func TestLayoutAgreesWithTheModel(t *testing.T) { checkModel(t, mem.NewDriver()) }
+
+// The same over RocksDB: its merge operators, prefix extractor and memtables
+// see the real keys of every kind.
+func TestLayoutAgreesWithTheModelOnRocks(t *testing.T) {
+	driver, err := rocks.NewDriver(rocks.Options{MemoryBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := driver.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	fewerChecks(t, 25) // a run opens a data base
+	checkModel(t, driver)
+}
+
+// fewerChecks lowers rapid's default number of runs for one test, unless the
+// command line asks for another number.
+func fewerChecks(t *testing.T, n int) {
+	f := flag.Lookup("rapid.checks")
+	if before := f.Value.String(); before == f.DefValue {
+		if err := f.Value.Set(strconv.Itoa(n)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Value.Set(before) })
+	}
+}
+
+func checkModel(t *testing.T, driver engine.Driver) {
 	dir := t.TempDir()
 	run := 0
 	rapid.Check(t, func(t *rapid.T) {
 		run++
 		path := filepath.Join(dir, fmt.Sprint(run))
-		e := &env{tb: t, l: state.Layout{M: rapid.SampledFrom([]int{1, 4, 128, 300}).Draw(t, "m")}, store: openStore(t, path)}
-		defer os.RemoveAll(path)
-		defer e.store.Close()
+		store, err := driver.Open(path)
+		if err != nil {
+			t.Fatalf("opening store: %v", err)
+		}
+		e := &env{tb: t, l: state.Layout{M: rapid.SampledFrom([]int{1, 4, 128, 300}).Draw(t, "m")}, store: store}
+		defer func() {
+			if err := e.store.Close(); err != nil {
+				t.Errorf("closing store: %v", err)
+			}
+			if err := os.RemoveAll(path); err != nil {
+				t.Errorf("removing store: %v", err)
+			}
+		}()
 		all := modelDecls()
 		decls := []*state.Declaration{all[1], all[2]} // a list and a map, and some others
 		for range 3 {
@@ -152,8 +196,18 @@ func TestLayoutAgreesWithTheModel(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"request": func(t *rapid.T) { stepRequest(t, e, model, drawTarget) },
-			"":        func(t *rapid.T) {},
-			"read":    func(t *rapid.T) { compareReads(t, e, model, drawTarget()) },
+			"flush": func(t *rapid.T) {
+				if err := e.store.Flush(); err != nil {
+					t.Fatalf("flushing: %v", err)
+				}
+				if rapid.Bool().Draw(t, "compact") {
+					if err := e.store.Compact(); err != nil {
+						t.Fatalf("compacting: %v", err)
+					}
+				}
+			},
+			"":     func(t *rapid.T) {},
+			"read": func(t *rapid.T) { compareReads(t, e, model, drawTarget()) },
 			"scan": func(t *rapid.T) {
 				compareScans(t, e, model, rapid.SampledFrom(decls).Draw(t, "scanned"))
 			},
