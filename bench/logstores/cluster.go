@@ -21,18 +21,25 @@ func (nullFSM) Apply(*raft.Log) any                 { return nil }
 func (nullFSM) Snapshot() (raft.FSMSnapshot, error) { return nil, errors.New("no snapshots here") }
 func (nullFSM) Restore(r io.ReadCloser) error       { return r.Close() }
 
-// measure runs one combination and returns committed entries per second.
-func measure(o options, kind string, groups, size int) (rate float64, perSync string, err error) {
+// result is one measurement: committed entries per second, and entries that one
+// fsync of a node served.
+type result struct {
+	rate    float64
+	perSync string
+}
+
+// measure runs one combination.
+func measure(o options, kind string, groups, size int) (res result, err error) {
 	dir, err := os.MkdirTemp(o.dir, "logstores-*")
 	if err != nil {
-		return 0, "", err
+		return res, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	var stores [nodes]nodeStore
 	for n := range stores {
 		s, err := openStore(kind, fmt.Sprintf("%s/n%d", dir, n), groups)
 		if err != nil {
-			return 0, "", err
+			return res, err
 		}
 		defer s.close()
 		stores[n] = s
@@ -48,7 +55,7 @@ func measure(o options, kind string, groups, size int) (rate float64, perSync st
 		members, err := startGroup(o, stores[:], g)
 		all = append(all, members...)
 		if err != nil {
-			return 0, "", err
+			return res, err
 		}
 		leaders[g] = members[g%nodes]
 	}
@@ -56,15 +63,15 @@ func measure(o options, kind string, groups, size int) (rate float64, perSync st
 		select {
 		case <-r.LeaderCh():
 		case <-time.After(deadline):
-			return 0, "", fmt.Errorf("group %d has no leader", g)
+			return res, fmt.Errorf("group %d has no leader", g)
 		}
 	}
 	rate, syncs, err := load(o, leaders, size, stores[:])
-	perSync = "-"
+	res = result{rate: rate, perSync: "-"}
 	if syncs > 0 {
-		perSync = fmt.Sprintf("%.0f", rate*o.seconds*nodes/float64(syncs))
+		res.perSync = fmt.Sprintf("%.0f", rate*o.seconds*nodes/float64(syncs))
 	}
-	return rate, perSync, err
+	return res, err
 }
 
 // startGroup starts the replicas of one group; node g%nodes will lead.
