@@ -205,6 +205,28 @@ func TestTxnMalformedOperand(t *testing.T) {
 	}
 }
 
+// TestTxnMergeAfterRange: a merge after a range deletion does not fold onto what
+// the range removed from the store.
+func TestTxnMergeAfterRange(t *testing.T) {
+	s := openMem(t)
+	one := append(engine.AppendHeader(nil, engine.Header{}), make([]byte, 16)...)
+	one[len(one)-1] = 1
+	var b engine.Batch
+	b.Put(sums, []byte("k"), one)
+	if err := s.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	txn := engine.NewTxn(s, kinds)
+	txn.DeleteRange(sums, []byte("a"), []byte("z"))
+	txn.Merge(sums, []byte("k"), one)
+	if v, ok, err := txn.Get(sums, []byte("k")); err != nil || !ok || string(v) != string(one) {
+		t.Fatalf("%x, %v, %v; want %x", v, ok, err, one)
+	}
+	if got := keys(t, txn.Scan(sums, nil, nil, engine.ScanOptions{})); got != "[k]" {
+		t.Fatal(got)
+	}
+}
+
 func TestTxnEndedMark(t *testing.T) {
 	for name, end := range map[string]func(txn *engine.Txn, m engine.Mark){
 		"reset": func(txn *engine.Txn, _ engine.Mark) { txn.Reset(openMem(t)) },

@@ -233,6 +233,7 @@ func testRefusedBatch(h *harness) {
 	} {
 		var b engine.Batch
 		b.Put(scanned, []byte("a"), []byte("2"))
+		b.Put(scanned, []byte("z"), []byte("2"))
 		b.Put(point, []byte("b"), []byte("2"))
 		c.spoil(&b)
 		b.Put(scanned, []byte("c"), []byte("2"))
@@ -241,8 +242,12 @@ func testRefusedBatch(h *harness) {
 		h.want(s, point, "b", nil)
 		h.want(s, scanned, "c", nil)
 	}
+	// Nor does anything of it come with a later batch.
 	h.put(scanned, "a", "3")
+	h.put(point, "other", "3")
 	h.want(s, scanned, "a", []byte("3"))
+	h.want(s, scanned, "z", nil)
+	h.want(s, point, "b", nil)
 	h.flush()
 	s = h.reopen()
 	h.want(s, scanned, "a", []byte("3"))

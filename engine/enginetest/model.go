@@ -309,12 +309,16 @@ func testTxnModel(h *harness) {
 	}
 	rapid.Check(h.T, func(t *rapid.T) {
 		m := &machine{h: h, store: store, now: newState()}
-		var empty engine.Batch
+		var below engine.Batch
 		for f := range modelFamilies {
-			empty.DeleteRange(f, nil, bytes.Repeat([]byte{0xff}, 8))
+			below.DeleteRange(f, nil, bytes.Repeat([]byte{0xff}, 8))
 		}
-		if err := store.Write(&empty); err != nil {
-			t.Fatalf("emptying the store: %v", err)
+		// What is below the transaction from the start.
+		for range rapid.IntRange(0, 20).Draw(t, "ops below") {
+			drawOp(t, &below, m.now)
+		}
+		if err := store.Write(&below); err != nil {
+			t.Fatalf("preparing the store: %v", err)
 		}
 		txn := engine.NewTxn(m.store, func(f engine.FamilyID) engine.MergeKind { return modelFamilies[f].Merge })
 		var marks []marked
