@@ -32,6 +32,10 @@ type Identity struct {
 	// RaftLog is the random id that the node's Raft log must also carry: a log
 	// that was lost or exchanged is recognised by it (R3).
 	RaftLog string `json:"raftLog,omitempty"`
+	// Boots counts the starts on this data directory. The Raft log counts too,
+	// first: a log that has counted less is an older copy that was put back, and
+	// what was promised since is not in it (R3, B08).
+	Boots uint64 `json:"boots,omitempty"`
 	// Rejoin says that the system-group replica of SystemGeneration is not yet
 	// known to be a member: the node asks for it until it is (R3).
 	Rejoin bool `json:"rejoin,omitempty"`

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -137,46 +138,75 @@ func (n *Node) openDir() error {
 	return n.addresses.open(n.opts.DataDir)
 }
 
+// bootGroup is the reserved part of the Raft log that counts the node's starts.
+const (
+	bootGroup base.GroupID = math.MaxUint64
+	bootKey                = "Boots"
+)
+
 // openLog opens the Raft log and decides whether it is the one that this node's
-// promises are in. A damaged log is kept aside, for a look, and the node comes
-// back with an empty one, under new replica ids (R3).
+// promises are in. A log that is damaged, or older than the promises, is kept
+// aside, for a look, and the node comes back with an empty one, under new
+// replica ids (R3).
 func (n *Node) openLog() error {
 	dir := filepath.Join(n.opts.DataDir, "raftlog")
 	opts := raftlog.Options{OnFailure: n.fatal, OnCorrupt: n.logCorrupt}
 	if n.opts.Registerer != nil {
 		opts.Metrics = raftlog.NewMetrics(n.opts.Registerer)
 	}
-	log, err := raftlog.Open(dir, opts)
-	if errors.Is(err, base.ErrCorrupt) {
+	log, boots, err := n.tryLog(dir, opts)
+	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) {
 		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
-		n.logger.Error("the raft log is damaged; it is kept aside and every replica of this node is rebuilt from its peers",
+		n.logger.Error("the raft log cannot be trusted; it is kept aside and every replica of this node is rebuilt from its peers",
 			"error", err, "kept", aside)
-		if rerr := os.Rename(dir, aside); rerr != nil {
-			return fmt.Errorf("keeping the damaged raft log aside: %w", rerr)
+		if rerr := errors.Join(os.Rename(dir, aside), syncDir(n.opts.DataDir)); rerr != nil {
+			return fmt.Errorf("keeping the raft log aside: %w", rerr)
 		}
-		if rerr := syncDir(n.opts.DataDir); rerr != nil {
-			return fmt.Errorf("keeping the damaged raft log aside: %w", rerr)
-		}
-		log, err = raftlog.Open(dir, opts)
+		log, boots, err = n.tryLog(dir, opts)
 	}
 	if err != nil {
-		return fmt.Errorf("opening the raft log: %w", err)
+		return err
 	}
 	n.log = log
 	id := &n.mu.identity
-	switch {
-	case id.RaftLog == log.ID():
-		return nil
-	case id.RaftLog != "" && !log.Fresh():
-		return &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
-			"%s is not this node's raft log (it is %s, not %s); put the right one back, or remove it to have the node rebuilt from its peers", dir, log.ID(), id.RaftLog)}
-	case id.RaftLog != "" && id.Cluster != "":
+	if id.RaftLog != log.ID() && id.RaftLog != "" && id.Cluster != "" {
 		n.logger.Error("this node's raft log is gone; every replica is rebuilt from its peers")
 		id.SystemGeneration++
 		id.Rejoin = true
 	}
-	id.RaftLog = log.ID()
+	// The log counts first: a crash between leaves it ahead, never behind.
+	boots = max(boots, id.Boots) + 1
+	g := log.Group(bootGroup)
+	if err := errors.Join(log.CreateGroup(bootGroup, 1), g.SetUint64([]byte(bootKey), boots)); err != nil {
+		return fmt.Errorf("counting the start in the raft log: %w", err)
+	}
+	id.RaftLog, id.Boots = log.ID(), boots
 	return id.save(n.opts.DataDir)
+}
+
+// tryLog opens the log and checks that it is this node's, and not older than
+// the node remembers.
+func (n *Node) tryLog(dir string, opts raftlog.Options) (*raftlog.Log, uint64, error) {
+	log, err := raftlog.Open(dir, opts)
+	if err != nil {
+		return nil, 0, fmt.Errorf("opening the raft log: %w", err)
+	}
+	id := n.mu.identity
+	boots, err := log.Group(bootGroup).GetUint64([]byte(bootKey))
+	if err != nil && err.Error() != base.ErrNotFound.Error() {
+		return nil, 0, errors.Join(fmt.Errorf("reading the raft log: %w", err), log.Close())
+	}
+	switch {
+	case log.Fresh() || id.RaftLog == "":
+	case id.RaftLog != log.ID():
+		err = &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
+			"%s is not this node's raft log (it is %s, not %s); put the right one back, or remove it to have the node rebuilt from its peers", dir, log.ID(), id.RaftLog)}
+		return nil, 0, errors.Join(err, log.Close())
+	case boots < id.Boots:
+		err = fmt.Errorf("the raft log is an older copy: it has seen %d starts of the node, not %d: %w", boots, id.Boots, base.ErrDamaged)
+		return nil, 0, errors.Join(err, log.Close())
+	}
+	return log, boots, nil
 }
 
 func (n *Node) openTransport() error {

@@ -57,7 +57,13 @@ func (t *Transport) FetchFile(ctx context.Context, node base.NodeID, name string
 	case <-t.ctx.Done():
 		return nil, fmt.Errorf("fetching file %s from node %s: %w", name, node, base.ErrClosed)
 	}
-	f, err := t.openFile(ctx, node, name, offset)
+	var f *File
+	err := t.ctx.Err()
+	if err != nil {
+		err = base.ErrClosed
+	} else {
+		f, err = t.openFile(ctx, node, name, offset)
+	}
 	if err != nil {
 		<-t.fileFetch
 		return nil, fmt.Errorf("fetching file %s at %d from node %s: %w", name, offset, node, err)
