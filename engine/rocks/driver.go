@@ -2,7 +2,7 @@ package rocks
 
 // #cgo CFLAGS: -std=c11
 // #cgo CXXFLAGS: -std=c++17 -O2 -fno-rtti -Wall
-// #cgo LDFLAGS: -lrocksdb -lstdc++ -lm -ldl -lzstd -llz4 -lz -lsnappy -pthread
+// #cgo LDFLAGS: -lrocksdb -lstdc++ -lzstd -llz4 -lz -lsnappy -ldl -lm -pthread
 // #include <stdlib.h>
 // #include "native.h"
 import "C"
@@ -58,7 +58,8 @@ type Options struct {
 	// BackgroundJobs bounds the flushes and compactions at one time; default 2.
 	BackgroundJobs int
 	// MaxSuccessiveMerges bounds the operands of one key in a memtable: one more
-	// is folded at the write. Default 0, no bound (DESIGN.md has the figures).
+	// is folded at the write, so that reading a hot key stays cheap. Default 64
+	// (DESIGN.md has the figures); -1 is no bound.
 	MaxSuccessiveMerges int
 }
 
@@ -79,6 +80,9 @@ func (o *Options) EnsureDefaults() {
 	if o.BackgroundJobs == 0 {
 		o.BackgroundJobs = 2
 	}
+	if o.MaxSuccessiveMerges == 0 {
+		o.MaxSuccessiveMerges = 64
+	}
 }
 
 // Validate returns all problems of filled options.
@@ -94,7 +98,7 @@ func (o *Options) Validate() error {
 	check(o.FamilyBufferBytes >= minBufferBytes, "FamilyBufferBytes", "at least 64 KiB")
 	check(o.MaxOpenFiles >= 16, "MaxOpenFiles", "at least 16")
 	check(o.BackgroundJobs >= 1 && o.BackgroundJobs <= 64, "BackgroundJobs", "1 to 64")
-	check(o.MaxSuccessiveMerges >= 0 && o.MaxSuccessiveMerges < 1<<20, "MaxSuccessiveMerges", "0 or more")
+	check(o.MaxSuccessiveMerges >= -1 && o.MaxSuccessiveMerges < 1<<20, "MaxSuccessiveMerges", "-1 or more, below 1048576")
 	return errors.Join(problems...)
 }
 
@@ -128,7 +132,7 @@ func NewDriver(o Options) (*Driver, error) {
 		family_buffer_bytes:   C.size_t(o.FamilyBufferBytes),
 		max_open_files:        C.int(o.MaxOpenFiles),
 		background_jobs:       C.int(o.BackgroundJobs),
-		max_successive_merges: C.int(o.MaxSuccessiveMerges),
+		max_successive_merges: C.int(max(o.MaxSuccessiveMerges, 0)),
 	}
 	d := &Driver{options: o, c: C.ks_driver_new(&c)}
 	d.mu.inUse = make(map[string]bool)

@@ -162,7 +162,7 @@ func TestMergeOntoADamagedValueIsCorrupt(t *testing.T) {
 
 // Operands spread over memtables, files and views fold as Fold does.
 func TestMergesFoldAcrossFlushesAndCompactions(t *testing.T) {
-	for _, successive := range []int{0, 3} {
+	for _, successive := range []int{-1, 3} {
 		d := newTestDriver(t, Options{MaxSuccessiveMerges: successive})
 		s := openTest(t, d, filepath.Join(t.TempDir(), "s"))
 		for _, k := range mergeKinds {

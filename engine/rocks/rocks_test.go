@@ -125,7 +125,7 @@ func TestFamilyNamesKeepOptions(t *testing.T) {
 func TestOptionsOutOfRangeAreRefused(t *testing.T) {
 	for _, o := range []Options{
 		{MemoryBytes: 1}, {WriteBufferShare: 1}, {WriteBufferShare: -0.1}, {FamilyBufferBytes: 1},
-		{MaxOpenFiles: 1}, {BackgroundJobs: 65}, {MaxSuccessiveMerges: -1},
+		{MaxOpenFiles: 1}, {BackgroundJobs: 65}, {MaxSuccessiveMerges: -2},
 	} {
 		if _, err := NewDriver(o); !errors.Is(err, base.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
