@@ -105,7 +105,9 @@ func (t *Transport) Group(id base.GroupID, o GroupOptions) (*Group, error) {
 }
 
 // Close unregisters the group. Requests that wait are answered with
-// base.ErrNoSuchShard. raft calls it at the end of its shutdown.
+// base.ErrNoSuchShard, and calls under way return. raft closes its transport
+// only after its goroutines have ended, and these may wait AppendTimeout for a
+// peer that is gone: call Shutdown, then Close, then wait for the future.
 func (g *Group) Close() error {
 	g.mu.Lock()
 	if g.mu.closed {

@@ -48,6 +48,7 @@ func TestPollStalledAnswers(t *testing.T) {
 		}
 		s.term.Store(2) // b votes for a new leader, which commits a write
 		late := p.PollNodes(0, []base.NodeID{"b"})
+		synctest.Wait()
 		more := p.PollNodes(0, []base.NodeID{"b"}) // waits: both rounds are taken
 		synctest.Wait()
 		n.Unblock("b", "a")
