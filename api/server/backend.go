@@ -1,0 +1,71 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// Backend is what the server needs of a node. Wrap a *cluster.Node with Node.
+type Backend interface {
+	// Submit queues a write. Requests of one caller are proposed in the order of
+	// the calls. done is called exactly once, maybe before Submit returns, and
+	// must not block. Key groups are left for the backend to compute. The
+	// backend may keep the request and its bytes until done is called.
+	Submit(ctx context.Context, route cluster.Route, req *raftfsm.Request, done func(raftfsm.Result))
+	// Read answers queries to one shard from one instant.
+	Read(ctx context.Context, req *cluster.ReadRequest) (*cluster.ReadReply, error)
+	// OpenScan opens an iterator over pages from one instant.
+	OpenScan(ctx context.Context, req *cluster.ScanRequest) (Scan, error)
+
+	// Topology waits for the metadata revision min; base.ErrNotFounded before
+	// the node belongs to a cluster.
+	Topology(ctx context.Context, min base.Revision) (*cluster.Topology, error)
+	// WatchTopology calls fn at once and after every change, leader hints
+	// included, until fn fails or the context ends.
+	WatchTopology(ctx context.Context, fn func(*cluster.Topology) error) error
+	Declare(ctx context.Context, d state.Declaration) (got state.Declaration, created bool, rev base.Revision, err error)
+	Drop(ctx context.Context, keyspace, name string) (base.Revision, error)
+	States(ctx context.Context, keyspace string) ([]state.Declaration, base.Revision, error)
+	OpenSession(ctx context.Context, lease time.Duration) (base.SessionID, base.Revision, time.Duration, error)
+	KeepAliveSession(ctx context.Context, id base.SessionID) (time.Duration, error)
+	CloseSession(ctx context.Context, id base.SessionID) error
+
+	Init(ctx context.Context, spec cluster.FoundSpec) (*cluster.FoundReply, error)
+	Status(ctx context.Context) (*cluster.ClusterStatus, error)
+	NodeStatus(ctx context.Context) (*cluster.NodeStatus, error)
+	TransferLeader(ctx context.Context, shard base.GroupID, to base.NodeID) (base.NodeID, error)
+	HashShard(ctx context.Context, shard base.GroupID) ([]cluster.ReplicaHash, error)
+	SnapshotShard(ctx context.Context, shard base.GroupID) (index, bytes uint64, err error)
+	CompactShard(ctx context.Context, shard base.GroupID) (before, after uint64, err error)
+	Operations(ctx context.Context) ([]cluster.OperationInfo, error)
+}
+
+// Scan is an open scan: pages in order, all from one instant.
+type Scan interface {
+	// Next returns the next page and the cursor after it; more is false at the
+	// end.
+	Next(ctx context.Context) (items []state.ScanItem, cursor []byte, more bool, err error)
+	// Token is the position that the scan shows.
+	Token() raftfsm.Token
+	// Close releases the instant.
+	Close()
+}
+
+// Node makes a Backend of a node.
+func Node(n *cluster.Node) Backend { return node{n} }
+
+type node struct{ *cluster.Node }
+
+// OpenScan implements Backend; only the type of the result differs.
+func (n node) OpenScan(ctx context.Context, req *cluster.ScanRequest) (Scan, error) {
+	s, err := n.Node.OpenScan(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}

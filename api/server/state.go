@@ -1,0 +1,275 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// stateService serves reads and writes of keyed state.
+type stateService struct {
+	keelstatepb.UnimplementedStateServer
+	s *Server
+}
+
+// Write implements the State service.
+func (v *stateService) Write(ctx context.Context, w *keelstatepb.WriteRequest) (*keelstatepb.WriteResult, error) {
+	route, req, _, err := writeRequest(w)
+	if err != nil {
+		return nil, err
+	}
+	done := make(chan raftfsm.Result, 1)
+	v.s.backend.Submit(ctx, route, req, func(r raftfsm.Result) { done <- r })
+	select {
+	case r := <-done:
+		if err := r.Failure(); err != nil {
+			return nil, err
+		}
+		return &keelstatepb.WriteResult{Tag: w.GetTag(), Token: token(r.Token), Replayed: r.Replayed}, nil
+	case <-ctx.Done():
+		// It is queued or proposed: nobody can take it back (SV1).
+		return nil, ended(ctx, "waiting for the write")
+	}
+}
+
+// ended is the error of a call whose context ended while its outcome was open.
+func ended(ctx context.Context, doing string) error {
+	s := base.ErrOutcomeUnknown
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		s = base.ErrDeadline
+	}
+	return fmt.Errorf("%s: %w: %w", doing, s, ctx.Err())
+}
+
+// Read implements the State service.
+func (v *stateService) Read(ctx context.Context, r *keelstatepb.ReadRequest) (*keelstatepb.ReadResult, error) {
+	result, _, err := v.s.read(ctx, r)
+	return result, err
+}
+
+// read answers one read and says how many bytes the answers have.
+func (s *Server) read(ctx context.Context, r *keelstatepb.ReadRequest) (*keelstatepb.ReadResult, int, error) {
+	req, err := readRequest(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	reply, err := s.backend.Read(ctx, req)
+	if err != nil {
+		return nil, 0, err
+	}
+	n := len(req.Queries)
+	if len(reply.Answers) != n || len(reply.Errs) != n {
+		return nil, 0, fmt.Errorf("%d answers and %d errors for %d queries: %w", len(reply.Answers), len(reply.Errs), n, base.ErrInternal)
+	}
+	out := &keelstatepb.ReadResult{Tag: r.GetTag(), Token: token(reply.Token), Answers: make([]*keelstatepb.Answer, n)}
+	total := 0
+	for i := range reply.Answers {
+		a, size := s.answer(ctx, &reply.Answers[i], reply.Errs[i], i, answerBytes-total)
+		out.Answers[i] = a
+		total += size
+	}
+	return out, total, nil
+}
+
+// answer converts one answer, refusing it if it does not fit in what is left of
+// the message (SV5). A refusal that does not fit either keeps its reason only;
+// those take less than the reserve of answerBytes, however many they are.
+func (s *Server) answer(ctx context.Context, a *state.Answer, err error, i, left int) (*keelstatepb.Answer, int) {
+	if err == nil {
+		out, size := wireAnswer(a)
+		if size <= left {
+			return out, size
+		}
+		err = &base.Error{Cause: fmt.Errorf("%w: the answers of this read do not fit in one message", base.ErrTooLarge),
+			Field: fmt.Sprintf("queries[%d]", i), Ordinal: i, Hint: "ask this query again, with fewer others"}
+	}
+	var e *base.Error
+	if errors.As(err, &e) && e.Ordinal < 0 {
+		c := *e
+		c.Ordinal = i
+		err = &c
+	}
+	d := s.detail(ctx, err)
+	size := detailBytes(d)
+	if size > left {
+		d = &keelstatepb.ErrorDetail{Reason: d.Reason, Outcome: d.Outcome, Retryable: d.Retryable}
+		size = 0
+	}
+	return &keelstatepb.Answer{Error: d}, size
+}
+
+// detailBytes is what a detail has on the wire, roughly and not less.
+func detailBytes(d *keelstatepb.ErrorDetail) int {
+	return 96 + len(d.Reason) + len(d.Message) + len(d.Field) + len(d.Hint) + len(d.LeaderHint) + len(d.LeaderAddress)
+}
+
+// Scan implements the State service.
+func (v *stateService) Scan(r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+	if r.GetConsistency() != keelstatepb.Consistency_CONSISTENCY_LINEARIZABLE {
+		return badEnum("consistency", int32(r.GetConsistency()))
+	}
+	ctx, cancel := v.s.drainContext(stream.Context())
+	defer cancel()
+	var err error
+	if r.GetFilterKey() {
+		err = v.scanKey(ctx, r, stream)
+	} else {
+		err = v.scan(ctx, r, stream)
+	}
+	if err != nil && stream.Context().Err() == nil && ctx.Err() != nil {
+		return context.Cause(ctx) // the drain ended it, not the client
+	}
+	return err
+}
+
+func routeOf(r *keelstatepb.ScanRequest) cluster.Route {
+	return cluster.Route{Group: base.GroupID(r.GetShard()), Epoch: base.Epoch(r.GetEpoch()),
+		Incarnation: base.Incarnation(r.GetIncarnation()), MetadataRevision: base.Revision(r.GetMetadataRevision())}
+}
+
+// quota counts the items that a scan may still send.
+type quota struct {
+	limited bool
+	left    uint64
+}
+
+func newQuota(limit uint64) quota { return quota{limited: limit > 0, left: limit} }
+
+// cut says how many of n items may go, and whether the scan is over then.
+func (q *quota) cut(n int) (int, bool) {
+	if !q.limited {
+		return n, false
+	}
+	if uint64(n) > q.left {
+		n = int(q.left)
+	}
+	q.left -= uint64(n)
+	return n, q.left == 0
+}
+
+// page is a page size that does not read more than the quota allows.
+func (q *quota) page(want int) int {
+	if q.limited && q.left < uint64(max(want, 1)) || q.limited && want == 0 && q.left < state.DefaultPageItems {
+		return int(q.left)
+	}
+	return want
+}
+
+func (v *stateService) scan(ctx context.Context, r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+	quota := newQuota(r.GetLimit())
+	req := &cluster.ScanRequest{Route: routeOf(r), Query: state.ScanQuery{
+		Filter: r.GetFilterNamespace(), KeysOnly: r.GetKeysOnly(), Cursor: r.GetCursor(),
+		Limit: quota.page(clampInt(r.GetPageItems())), PageBytes: clampInt(r.GetPageBytes())}}
+	setID(&req.Query.State, r.GetState())
+	if req.Query.Filter {
+		req.Query.Namespace = namespace(r.GetNamespace())
+	}
+	if rng := r.GetRange(); rng != nil {
+		if rng.Lo >= rng.Hi {
+			return base.Invalid("range", "use a range [lo, hi) with lo < hi, or none for the whole shard")
+		}
+		setID(&req.Query.Range.Lo, rng.Lo)
+		setID(&req.Query.Range.Hi, rng.Hi)
+	}
+	scan, err := v.s.backend.OpenScan(ctx, req)
+	if err != nil {
+		return err
+	}
+	defer scan.Close()
+	tok := token(scan.Token())
+	for {
+		items, cursor, more, err := scan.Next(ctx)
+		if err != nil {
+			return err
+		}
+		n, full := quota.cut(len(items))
+		page := &keelstatepb.ScanPage{Items: scanItems(items[:n]), Token: tok}
+		// The cursor is the page's: it resumes after the last item only if all of
+		// the page was sent. A limit inside a page ends the scan without one,
+		// which quota.page makes rare and harmless: nothing is left to resume.
+		if more && n == len(items) {
+			page.Cursor = cursor
+		}
+		if n > 0 || page.Cursor != nil || !more {
+			if err := stream.Send(page); err != nil {
+				return err
+			}
+		}
+		if !more || full {
+			return nil
+		}
+	}
+}
+
+func scanItems(items []state.ScanItem) []*keelstatepb.ScanItem {
+	out := make([]*keelstatepb.ScanItem, len(items))
+	wire := make([]keelstatepb.ScanItem, len(items))
+	entries := make([]keelstatepb.MapEntry, len(items))
+	for i := range items {
+		it := &items[i]
+		fillEntry(&entries[i], &it.Entry)
+		wire[i].Group, wire[i].Key, wire[i].Namespace, wire[i].Entry = uint32(it.Group), it.Key, wireNamespace(it.Namespace), &entries[i]
+		out[i] = &wire[i]
+	}
+	return out
+}
+
+// scanKey lists the elements or entries of one list or map. The engine's scan
+// cannot be restricted to a key, so this asks for pages of the key, in one
+// namespace: each page is from an instant of its own, which its token names,
+// and items carry no group.
+func (v *stateService) scanKey(ctx context.Context, r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+	if !r.GetFilterNamespace() {
+		return &base.Error{Cause: base.ErrUnsupported, Field: "filter_namespace", Ordinal: -1,
+			Hint: "a scan of one key is of one namespace: set filter_namespace (an absent namespace is the void one)"}
+	}
+	quota := newQuota(r.GetLimit())
+	q := state.Query{Kind: state.QueryPage, Key: present(r.GetKey()), Namespace: namespace(r.GetNamespace()), Cursor: r.GetCursor(),
+		PageBytes: clampInt(r.GetPageBytes()), KeysOnly: r.GetKeysOnly()}
+	setID(&q.State, r.GetState())
+	for {
+		q.Limit = quota.page(clampInt(r.GetPageItems()))
+		reply, err := v.s.backend.Read(ctx, &cluster.ReadRequest{Route: routeOf(r), Queries: []state.Query{q}})
+		if err != nil {
+			return err
+		}
+		if reply.Errs[0] != nil {
+			return reply.Errs[0]
+		}
+		a := &reply.Answers[0]
+		items := keyItems(r, a)
+		n, full := quota.cut(len(items))
+		page := &keelstatepb.ScanPage{Items: items[:n], Token: token(reply.Token)}
+		if n == len(items) {
+			page.Cursor = a.Next
+		}
+		if err := stream.Send(page); err != nil {
+			return err
+		}
+		if a.Next == nil || full {
+			return nil
+		}
+		q.Cursor = a.Next
+	}
+}
+
+func keyItems(r *keelstatepb.ScanRequest, a *state.Answer) []*keelstatepb.ScanItem {
+	items := make([]*keelstatepb.ScanItem, 0, len(a.Elements)+len(a.Entries))
+	for _, e := range a.Elements {
+		items = append(items, &keelstatepb.ScanItem{Key: r.GetKey(), Namespace: r.GetNamespace(), Entry: &keelstatepb.MapEntry{Value: e}})
+	}
+	for i := range a.Entries {
+		e := &keelstatepb.MapEntry{}
+		fillEntry(e, &a.Entries[i])
+		items = append(items, &keelstatepb.ScanItem{Key: r.GetKey(), Namespace: r.GetNamespace(), Entry: e})
+	}
+	return items
+}
