@@ -1,0 +1,224 @@
+package keel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+)
+
+// Client is a connection to a cluster. Make one per process and close it.
+type Client struct {
+	opts      options
+	endpoints []string
+	ctx       context.Context // ends at Close
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup // every goroutine of the client
+	ready     chan struct{}  // closed with the first topology
+	topo      atomic.Pointer[topology]
+	// revision is the newest metadata revision, and barrier the newest
+	// checkpoint barrier, that any answer has named.
+	revision   atomic.Uint64
+	barrier    atomic.Uint64
+	refreshing atomic.Bool
+	budget     *budget
+	bytes      *semaphore.Weighted // of open writes
+
+	mu struct {
+		sync.Mutex
+		closed  bool
+		nodes   map[string]*node  // by address
+		leaders map[uint64]string // shard -> node id, newest belief
+		turn    map[uint64]int    // shard -> replica asked last, where no leader is known
+		session *session          // nil before the first write and after an end
+		opening chan struct{}     // closed when the session being opened is there or failed
+		lastErr error             // why the topology could not be learned
+	}
+}
+
+// Open makes a client of the cluster that any of the endpoints (host:port)
+// belongs to. It does not wait for a connection: Ready does, and so does every
+// call. An endpoint that is no address, or none at all, is ErrInvalid.
+func Open(ctx context.Context, endpoints []string, opts ...Option) (*Client, error) {
+	if len(endpoints) == 0 {
+		return nil, invalid("endpoints", "give at least one host:port")
+	}
+	for i, e := range endpoints {
+		if e == "" {
+			return nil, invalid(fmt.Sprintf("endpoints[%d]", i), "it is empty")
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, deadlineError(err, OutcomeNotApplied)
+	}
+	c := &Client{opts: defaults(), endpoints: append([]string(nil), endpoints...), ready: make(chan struct{})}
+	for _, o := range opts {
+		o(&c.opts)
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.budget = newBudget(c.opts.retryRatio, c.opts.retryFloor)
+	c.bytes = semaphore.NewWeighted(c.opts.maxBytes)
+	c.mu.nodes = make(map[string]*node)
+	c.mu.leaders = make(map[uint64]string)
+	c.mu.turn = make(map[uint64]int)
+	c.wg.Add(1)
+	go c.follow()
+	return c, nil
+}
+
+// Ready waits until the client knows the cluster. If the context ends first the
+// error says what kept it, for example ErrNotFounded.
+func (c *Client) Ready(ctx context.Context) error {
+	select {
+	case <-c.ready:
+		return nil
+	case <-c.ctx.Done():
+		return newError(ErrClosed, OutcomeNotApplied, "")
+	case <-ctx.Done():
+		c.mu.Lock()
+		last := c.mu.lastErr
+		c.mu.Unlock()
+		if last != nil {
+			e := *asError(last)
+			e.Outcome = OutcomeNotApplied
+			return &e
+		}
+		return deadlineError(ctx.Err(), OutcomeNotApplied)
+	}
+}
+
+// Close ends the session and every goroutine of the client. Open calls end with
+// an error that says what is known of them. The context bounds the farewell to
+// the cluster, not the rest.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.mu.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	s := c.mu.session
+	c.mu.Unlock()
+	var err error
+	if s != nil {
+		s.end(newError(ErrClosed, OutcomeNotApplied, ""))
+		err = c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			_, err := keelstatepb.NewClusterClient(conn).CloseSession(ctx, &keelstatepb.CloseSessionRequest{Id: s.id})
+			return err
+		})
+	}
+	c.mu.Lock()
+	c.mu.closed = true
+	nodes := c.mu.nodes
+	c.mu.nodes = make(map[string]*node)
+	c.mu.Unlock()
+	c.cancel()
+	for _, n := range nodes {
+		if e := n.conn.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("closing the connection to %s: %w", n.address, e))
+		}
+	}
+	c.wg.Wait()
+	return err
+}
+
+// start reserves a goroutine of the client; false after Close has begun.
+func (c *Client) start() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return false
+	}
+	c.wg.Add(1)
+	return true
+}
+
+// note keeps why the topology could not be learned, for Ready.
+func (c *Client) note(err error) {
+	if err == nil || c.ctx.Err() != nil {
+		return
+	}
+	e := fromStatus(err)
+	c.opts.log.Debug("watching the topology ended", "error", e)
+	c.mu.Lock()
+	c.mu.lastErr = e
+	c.mu.Unlock()
+}
+
+func (c *Client) sawRevision(r uint64) {
+	for old := c.revision.Load(); r > old && !c.revision.CompareAndSwap(old, r); old = c.revision.Load() {
+	}
+}
+
+func (c *Client) sawBarrier(b uint64) {
+	for old := c.barrier.Load(); b > old && !c.barrier.CompareAndSwap(old, b); old = c.barrier.Load() {
+	}
+}
+
+// bounded gives a context without a deadline the client's call timeout.
+func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has || c.opts.callTimeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.opts.callTimeout)
+}
+
+// Call runs f, which must be idempotent, on a connection to any node that can
+// be reached: the endpoints in order, then the nodes learned. f returns the
+// error of a generated gRPC client, and Call gives it the form of this package.
+// While no node answers it tries again until the context ends.
+func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientConnInterface) error) error {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	c.budget.called()
+	var last *Error
+	for round := 0; ; round++ {
+		for _, address := range c.candidates() {
+			n, err := c.node(address)
+			if err != nil {
+				return err
+			}
+			attempt, done := context.WithTimeout(ctx, c.opts.attemptTimeout)
+			err = f(attempt, n.conn)
+			timedOut := attempt.Err() != nil
+			done()
+			if err == nil {
+				return nil
+			}
+			if last = fromStatus(err); ctx.Err() != nil || !(timedOut || elsewhere(err, last)) {
+				break
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return deadlineError(fmt.Errorf("%w: %w", ctx.Err(), last), last.Outcome)
+		case c.ctx.Err() != nil:
+			return newError(ErrClosed, last.Outcome, "")
+		case !last.Retryable:
+			return last
+		}
+		if !pause(ctx, max(c.opts.backoff(round), last.RetryAfter, c.budget.take())) {
+			return last
+		}
+	}
+}
+
+// elsewhere says that another node may do better.
+func elsewhere(err error, e *Error) bool {
+	return status.Code(err) == codes.Unavailable || e.Retryable
+}
+
+// Topology returns the cluster as the client knows it, after Ready.
+func (c *Client) Topology(ctx context.Context) (*keelstatepb.Topology, error) {
+	if err := c.Ready(ctx); err != nil {
+		return nil, err
+	}
+	return c.topo.Load().raw, nil
+}

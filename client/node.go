@@ -1,0 +1,113 @@
+package keel
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+)
+
+type (
+	writePipe = pipe[*keelstatepb.WriteRequest, *keelstatepb.WriteResult]
+	readPipe  = pipe[*keelstatepb.ReadRequest, *keelstatepb.ReadResult]
+	writeX    = exchange[*keelstatepb.WriteRequest, *keelstatepb.WriteResult]
+	readX     = exchange[*keelstatepb.ReadRequest, *keelstatepb.ReadResult]
+)
+
+// node is the connection to one address, with at most one pipe of each kind.
+type node struct {
+	client  *Client
+	address string
+	conn    *grpc.ClientConn
+
+	mu struct {
+		sync.Mutex
+		writes *writePipe
+		reads  *readPipe
+	}
+}
+
+// node returns the connection to an address; it does not wait for it.
+func (c *Client) node(address string) (*node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.mu.closed {
+		return nil, newError(ErrClosed, OutcomeNotApplied, "")
+	}
+	if n := c.mu.nodes[address]; n != nil {
+		return n, nil
+	}
+	dial := []grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+	}
+	if !c.opts.credentials {
+		dial = append(dial, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, append(dial, c.opts.dial...)...)
+	if err != nil {
+		return nil, fmt.Errorf("connecting to %s: %w: %w", address, ErrUnavailable, err)
+	}
+	n := &node{client: c, address: address, conn: conn}
+	c.mu.nodes[address] = n
+	return n, nil
+}
+
+// writes returns the pipe for writes, a new one if there is none or it broke.
+func (n *node) writes() *writePipe {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.writes == nil || n.mu.writes.broken() {
+		n.mu.writes = newPipe(n.client.ctx, &n.client.wg, n.client.start, n.openWrites,
+			func(q *keelstatepb.WriteRequest, tag uint64) { q.Tag = tag }, (*keelstatepb.WriteResult).GetTag)
+	}
+	return n.mu.writes
+}
+
+func (n *node) openWrites(ctx context.Context) (*stream[*keelstatepb.WriteRequest, *keelstatepb.WriteResult], error) {
+	s, err := keelstatepb.NewStateClient(n.conn).WriteStream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &stream[*keelstatepb.WriteRequest, *keelstatepb.WriteResult]{
+		send: func(q []*keelstatepb.WriteRequest) error { return s.Send(&keelstatepb.WriteBatch{Requests: q}) },
+		recv: func() ([]*keelstatepb.WriteResult, error) {
+			m, err := s.Recv()
+			return m.GetResults(), err
+		},
+	}, nil
+}
+
+// reads returns the pipe for reads, a new one if there is none or it broke.
+func (n *node) reads() *readPipe {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.mu.reads == nil || n.mu.reads.broken() {
+		n.mu.reads = newPipe(n.client.ctx, &n.client.wg, n.client.start, n.openReads,
+			func(q *keelstatepb.ReadRequest, tag uint64) { q.Tag = tag }, (*keelstatepb.ReadResult).GetTag)
+	}
+	return n.mu.reads
+}
+
+func (n *node) openReads(ctx context.Context) (*stream[*keelstatepb.ReadRequest, *keelstatepb.ReadResult], error) {
+	s, err := keelstatepb.NewStateClient(n.conn).ReadStream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &stream[*keelstatepb.ReadRequest, *keelstatepb.ReadResult]{
+		send: func(q []*keelstatepb.ReadRequest) error { return s.Send(&keelstatepb.ReadBatch{Requests: q}) },
+		recv: func() ([]*keelstatepb.ReadResult, error) {
+			m, err := s.Recv()
+			return m.GetResults(), err
+		},
+	}, nil
+}
