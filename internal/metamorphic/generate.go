@@ -67,7 +67,7 @@ type generator struct {
 
 // Generate draws a log of about n entries.
 func Generate(t *rapid.T, n int) *Log {
-	m := rapid.SampledFrom([]int{1, 6, 300}).Draw(t, "M")
+	m := rapid.SampledFrom([]int{1, 6, 130}).Draw(t, "M")
 	g := &generator{T: t, decls: Declarations(), stamp: 1000, log: &Log{}}
 	g.init = raftfsm.Init{Group: 4, Range: keygroup.FullRange(m), M: m, Epoch: 2, Birth: 77, Incarnation: 1, Sequence: 10, ClockMs: 900}
 	if m > 1 && rapid.Bool().Draw(t, "part of the key groups") {
@@ -115,7 +115,7 @@ func (g *generator) step() {
 	case 15:
 		g.redeclare()
 	case 16:
-		if g.chance("drop", 3) {
+		if g.chance("drop", 2) {
 			ids := []engine.FamilyID{g.decls[g.draw("dropped", len(g.decls))].ID}
 			g.add(Step{Entry: raftfsm.Entry{Command: raftfsm.AppendDrop(nil, ids)}, Text: fmt.Sprint("drop ", ids),
 				Predict: func(m *Model) error { m.Drop(ids); return nil }})
