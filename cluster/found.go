@@ -77,22 +77,44 @@ func (n *Node) foundingSpec(s FoundSpec) meta.FoundingSpec {
 	return f
 }
 
+// forwardPatience bounds how long a forwarded init waits for a founder that
+// cannot be reached. One that begins to found drops its connections, and then
+// refuses a node without a cluster until it has admitted it; that is no failure.
+const forwardPatience = 10 * time.Second
+
 func (n *Node) forwardInit(ctx context.Context, to base.NodeID, spec FoundSpec) (*FoundReply, error) {
 	msg, err := json.Marshal(admission{Init: &spec, Node: to})
 	if err != nil {
 		return nil, err
 	}
-	raw, err := n.transport.Call(ctx, to, methodAdmission, msg)
-	if err != nil {
-		addr, _ := n.resolve(to)
-		return nil, &base.Error{Cause: err, Field: "nodes", Ordinal: -1,
-			Hint: fmt.Sprintf("node %s at %s founds the cluster and could not; start it, check its address, and repeat the same init", to, addr)}
+	start := time.Now()
+	for {
+		var a admitted
+		raw, err := n.transport.Call(ctx, to, methodAdmission, msg)
+		if err == nil {
+			if err = json.Unmarshal(raw, &a); err != nil || a.Reply == nil {
+				return nil, fmt.Errorf("reading the founder's reply: %v: %w", err, base.ErrInternal)
+			}
+			return a.Reply, nil
+		}
+		if n.Identity().Cluster != "" { // admitted meanwhile: ask the cluster itself
+			want, rerr := n.foundingSpec(spec).Resolve()
+			if rerr != nil {
+				return nil, rerr
+			}
+			return n.continueFounding(ctx, want)
+		}
+		if !base.SentinelOf(err).Retryable || time.Since(start) > forwardPatience {
+			addr, _ := n.resolve(to)
+			return nil, &base.Error{Cause: err, Field: "nodes", Ordinal: -1,
+				Hint: fmt.Sprintf("node %s at %s founds the cluster and could not; start it, check its address, and repeat the same init", to, addr)}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for founder %s: %w: %w", to, base.ErrUnavailable, err)
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
-	var a admitted
-	if err := json.Unmarshal(raw, &a); err != nil || a.Reply == nil {
-		return nil, fmt.Errorf("reading the founder's reply: %v: %w", err, base.ErrInternal)
-	}
-	return a.Reply, nil
 }
 
 // found makes this node the first member of a new cluster. What is asked for is
@@ -121,7 +143,7 @@ func (n *Node) found(ctx context.Context, spec FoundSpec) error {
 // continueFounding records the founding in the system group and waits until
 // its operation has ended or the context does; asking again goes on from there.
 func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*FoundReply, error) {
-	s, err := n.founded()
+	s, err := n.waitFounded(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +174,24 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 		rev = max(rev, v.Revision())
 		if err := s.store.WaitForRevision(ctx, rev+1); err != nil {
 			return reply, nil // not done yet: the phase says how far it is
+		}
+	}
+}
+
+// waitFounded waits for the system group of a node that belongs to a cluster
+// already but is still starting its replica.
+func (n *Node) waitFounded(ctx context.Context) (*system, error) {
+	for {
+		changed := n.changes.wait()
+		if s := n.system.Load(); s != nil {
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return n.founded()
+		case <-n.ctx.Done():
+			return nil, base.ErrShuttingDown
+		case <-changed:
 		}
 	}
 }
