@@ -67,11 +67,42 @@ func (m *Machine) takeMark(id uint64) error {
 		old, all = all[:n], all[n:]
 	}
 	m.mu.marks = all
+	if m.mu.marked != nil {
+		close(m.mu.marked)
+		m.mu.marked = nil
+	}
 	m.mu.Unlock()
 	for _, o := range old {
 		m.releaseMark(o)
 	}
 	return nil
+}
+
+// WaitMark waits until the view of a hash mark is kept here, or the context
+// ends. A mark is kept a moment after its entry counts as applied.
+func (m *Machine) WaitMark(ctx context.Context, id uint64) error {
+	for {
+		m.mu.Lock()
+		for _, h := range m.mu.marks {
+			if h.id == id {
+				m.mu.Unlock()
+				return nil
+			}
+		}
+		if m.mu.marked == nil {
+			m.mu.marked = make(chan struct{})
+		}
+		added := m.mu.marked
+		m.mu.Unlock()
+		if err := m.failed(); err != nil {
+			return fmt.Errorf("waiting for mark %d: %w: %w", id, base.ErrDamaged, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for mark %d: %w", id, ctx.Err())
+		case <-added:
+		}
+	}
 }
 
 func (m *Machine) releaseMark(h *hashMark) {

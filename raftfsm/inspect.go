@@ -24,16 +24,6 @@ func (h *HashReport) Sum() (content, ops []byte) {
 	return total.Append(nil), o.Sum(nil)[:16]
 }
 
-// HasMark says whether the view of a hash mark is kept here.
-func (m *Machine) HasMark(id uint64) bool {
-	mark := m.findMark(id)
-	if mark == nil {
-		return false
-	}
-	m.releaseMark(mark)
-	return true
-}
-
 // SessionIDs lists the sessions that the shard remembers at this instant, in
 // order; it reads them from the store.
 func (v *ReadView) SessionIDs() ([]base.SessionID, error) {

@@ -83,6 +83,9 @@ type Machine struct {
 		sync.Mutex
 		ref   *storeRef
 		marks []*hashMark // newest last; replaced, never changed
+		// marked is closed, and dropped, when a mark was added. Made by the first
+		// waiter.
+		marked chan struct{}
 	}
 }
 

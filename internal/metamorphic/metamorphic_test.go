@@ -43,7 +43,7 @@ func set(name, value string) {
 }
 
 func TestRandomLogsAgainstTheModelOnMem(t *testing.T) {
-	run(t, mem.NewDriver(), 100)
+	run(t, mem.NewDriver(), 60)
 }
 
 func TestRandomLogsAgainstTheModelOnRocks(t *testing.T) {
@@ -56,7 +56,7 @@ func TestRandomLogsAgainstTheModelOnRocks(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	run(t, d, 15)
+	run(t, d, 10)
 }
 
 func run(t *testing.T, d engine.Driver, short int) {
