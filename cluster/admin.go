@@ -395,6 +395,13 @@ func (n *Node) HashShard(ctx context.Context, shard base.GroupID) ([]ReplicaHash
 	return out, nil
 }
 
+// waitMark waits, at most hashWait, until this replica has applied a mark.
+func (r *replica) waitMark(ctx context.Context, mark uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, hashWait)
+	defer cancel()
+	return r.machine.WaitMark(ctx, mark)
+}
+
 // hashWait bounds how long a replica waits to reach a hash mark.
 const hashWait = 30 * time.Second
 
@@ -411,7 +418,7 @@ func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error)
 				return nil, err
 			}
 		} else if werr := r.waitMark(ctx, mark); werr != nil {
-			return nil, lerr
+			return nil, fmt.Errorf("%w: %w", base.ErrNotReady, werr)
 		}
 		report, err = r.machine.HashAt(ctx, mark)
 	}
@@ -420,21 +427,6 @@ func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error)
 	}
 	content, ops := report.Sum()
 	return &ReplicaHash{Node: r.opts.NodeID, Index: report.Index, ClockMs: report.ClockMs, Content: content, Ops: ops}, nil
-}
-
-// waitMark waits until this replica has applied a mark.
-func (r *replica) waitMark(ctx context.Context, mark uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, hashWait)
-	defer cancel()
-	for {
-		applied, _ := r.machine.Applied()
-		if r.machine.HasMark(mark) {
-			return nil
-		}
-		if err := r.machine.WaitApplied(ctx, applied+1); err != nil {
-			return err
-		}
-	}
 }
 
 // SnapshotShard takes a snapshot on the shard's leader.
