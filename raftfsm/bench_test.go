@@ -5,9 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/keelstate/keelstate/engine"
-	"github.com/keelstate/keelstate/engine/mem"
-	"github.com/keelstate/keelstate/engine/rocks"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
@@ -41,21 +38,9 @@ func BenchmarkApplyBatch(b *testing.B) {
 	}
 }
 
-func benchDriver(b *testing.B, name string) engine.Driver {
-	if name == "mem" {
-		return mem.NewDriver()
-	}
-	d, err := rocks.NewDriver(rocks.Options{MemoryBytes: 256 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { d.Close() })
-	return d
-}
-
 func benchmarkApply(b *testing.B, driver string, sessions bool, mutation func(string, int) state.Mutation) {
 	const requests, entriesPerBatch, keys = 64, 16, 50_000
-	d := benchDriver(b, driver)
+	d := newDriver(b, driver)
 	store, err := d.Open(filepath.Join(b.TempDir(), "store"))
 	if err != nil {
 		b.Fatal(err)

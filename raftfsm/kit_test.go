@@ -9,6 +9,7 @@ import (
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/mem"
+	"github.com/keelstate/keelstate/engine/rocks"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
@@ -135,11 +136,31 @@ type replica struct {
 func newReplica(t testing.TB, opts raftfsm.Options) *replica {
 	t.Helper()
 	r := emptyReplica(t, mem.NewDriver(), opts)
+	r.found()
+	return r
+}
+
+// found applies the first two entries of every log here.
+func (r *replica) found() {
+	r.t.Helper()
 	r.ok(r.command(raftfsm.AppendInit(nil, raftfsm.Init{
 		Group: 7, Range: keygroup.FullRange(groups), M: groups, Epoch: 1, Birth: 99, Incarnation: 1, ClockMs: 1000,
 	})))
 	r.ok(r.command(raftfsm.AppendDeclare(nil, testDeclarations())))
-	return r
+}
+
+// newDriver returns the driver of an engine, mem or rocks.
+func newDriver(t testing.TB, name string) engine.Driver {
+	t.Helper()
+	if name == "mem" {
+		return mem.NewDriver()
+	}
+	d, err := rocks.NewDriver(rocks.Options{MemoryBytes: 256 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
 }
 
 func emptyReplica(t testing.TB, d engine.Driver, opts raftfsm.Options) *replica {

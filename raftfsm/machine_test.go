@@ -218,7 +218,16 @@ func TestInitIsTheFirstCommand(t *testing.T) {
 // B06: every merge-type operation, replayed from the log alone, from a flushed
 // store and the log, and from a store newer than the log's first entries.
 func TestReplayAppliesNothingTwice(t *testing.T) {
-	r := newReplica(t, raftfsm.Options{})
+	for _, name := range []string{"mem", "rocks"} {
+		t.Run(name, func(t *testing.T) {
+			r := emptyReplica(t, newDriver(t, name), raftfsm.Options{})
+			r.found()
+			replayAppliesNothingTwice(t, r)
+		})
+	}
+}
+
+func replayAppliesNothingTwice(t *testing.T, r *replica) {
 	const n = 100
 	snapshot := filepath.Join(t.TempDir(), "snapshot")
 	for i := 1; i <= n; i++ {
@@ -319,7 +328,16 @@ func TestBatchSizesMakeNoDifference(t *testing.T) {
 // B09: value, map, list and the session's result are of the same entry after a
 // crash at any point.
 func TestCrashNeverPartsABatch(t *testing.T) {
-	r := newReplica(t, raftfsm.Options{})
+	for _, name := range []string{"mem", "rocks"} {
+		t.Run(name, func(t *testing.T) {
+			r := emptyReplica(t, newDriver(t, name), raftfsm.Options{})
+			r.found()
+			crashNeverPartsABatch(t, r)
+		})
+	}
+}
+
+func crashNeverPartsABatch(t *testing.T, r *replica) {
 	for i := uint64(1); i <= 60; i++ {
 		v := fmt.Sprint(i)
 		q := inSession(1, i, put("k", v), mapPut("k", "u", v), mut(listID, state.OpListUpdate, "k", func(m *state.Mutation) { m.Elements = [][]byte{[]byte(v)} }))
@@ -381,65 +399,6 @@ func TestDeclareIsIdempotentAndAtomic(t *testing.T) {
 	}
 	if n := len(r.m.Header().Declarations()); n != len(testDeclarations())+1 {
 		t.Errorf("%d declarations", n)
-	}
-}
-
-// W7, RF9: the family goes only when the drop is durable, and never returns.
-func TestDroppedFamilyGoesAfterItsDropIsDurable(t *testing.T) {
-	r := newReplica(t, raftfsm.Options{})
-	r.ok(r.command(r.encode(request(put("a", "1")))))
-	if err := r.store.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	r.ok(r.command(raftfsm.AppendDrop(nil, []engine.FamilyID{valueID, 60})))
-	has := func() bool { _, ok := r.store.Families()[valueID]; return ok }
-	durable := func() uint64 {
-		i, err := r.m.DurableIndex()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return i
-	}
-	if i := durable(); i != 3 {
-		t.Errorf("durable index %d", i)
-	}
-	r.ok(r.command(raftfsm.AppendTick(nil, 1)))
-	if !has() {
-		t.Fatal("dropped before the drop was durable")
-	}
-	r.restart(false) // the crash takes the drop back; the replay repeats it
-	if !has() {
-		t.Fatal("lost in the restart")
-	}
-	if err := r.store.Flush(); err != nil {
-		t.Fatal(err)
-	}
-	if i := durable(); i != uint64(len(r.log)) {
-		t.Errorf("durable index %d", i)
-	}
-	r.ok(r.command(raftfsm.AppendTick(nil, 2)))
-	if has() {
-		t.Error("not dropped although the drop is durable")
-	}
-	for _, d := range []state.Declaration{testDeclarations()[0], {ID: 60, Keyspace: "ks", Name: "x", Kind: state.KindValue, KeyType: keygroup.String, ValueType: keygroup.Bytes, CodecVersion: 1}} {
-		if o := r.command(raftfsm.AppendDeclare(nil, []state.Declaration{d})); !errors.Is(o.Err, base.ErrConflict) {
-			t.Errorf("a dropped id was declared again: %v", o.Err)
-		}
-	}
-	r.restart(true)
-	r.ok(r.command(raftfsm.AppendDrop(nil, []engine.FamilyID{valueID})))
-	if has() || r.m.Header().Declaration(valueID) != nil {
-		t.Error("came back")
-	}
-}
-
-func TestDropPendingAtOpenIsFinished(t *testing.T) {
-	r := newReplica(t, raftfsm.Options{})
-	r.ok(r.command(raftfsm.AppendDrop(nil, []engine.FamilyID{valueID})))
-	r.restart(true)
-	r.ok(r.command(raftfsm.AppendTick(nil, 2)))
-	if _, ok := r.store.Families()[valueID]; ok {
-		t.Error("still there")
 	}
 }
 

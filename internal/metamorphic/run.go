@@ -10,6 +10,7 @@ import (
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/raftfsm"
 )
 
@@ -164,8 +165,11 @@ func (r *replica) collect(first int) error {
 			continue
 		}
 		h, err := r.m.HashAt(context.Background(), s.Mark)
-		if err != nil {
+		if errors.Is(err, base.ErrNotFound) {
 			continue // the mark is older than the store; it was collected then
+		}
+		if err != nil {
+			return err
 		}
 		if old := r.trace.Hashes[s.Mark]; old != nil && !reflect.DeepEqual(old, h) {
 			return fmt.Errorf("mark %d hashes as\n%+v\nand before\n%+v", s.Mark, h, old)
