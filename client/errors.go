@@ -201,3 +201,11 @@ func harmless(err error) error {
 	e.Outcome = OutcomeNotApplied
 	return &e
 }
+
+// NewError builds an error of this package for a condition that its caller
+// found by itself, such as a command line that asks for what is not there.
+func NewError(condition error, outcome Outcome, field, hint string) *Error {
+	e := newError(condition, outcome, hint)
+	e.Field = field
+	return e
+}

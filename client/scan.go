@@ -134,10 +134,10 @@ type ScanItem struct {
 	Version uint64
 }
 
-// Keys lists each key and namespace of the state once, over all shards, in
+// ListKeys lists each key and namespace of the state once, over all shards, in
 // order of key groups. Each shard is seen at one instant of its own. After an
 // error, which comes last, the loop ends.
-func (h *handle) Keys(ctx context.Context, o ScanOptions) iter.Seq2[KeyItem, error] {
+func (h *handle) ListKeys(ctx context.Context, o ScanOptions) iter.Seq2[KeyItem, error] {
 	return func(yield func(KeyItem, error) bool) {
 		for it, err := range h.scan(ctx, o, true) {
 			if !yield(it.KeyItem, err) || err != nil {
@@ -147,7 +147,7 @@ func (h *handle) Keys(ctx context.Context, o ScanOptions) iter.Seq2[KeyItem, err
 	}
 }
 
-// Scan lists all that the state holds, as Keys does.
+// Scan lists all that the state holds, as ListKeys does.
 func (h *handle) Scan(ctx context.Context, o ScanOptions) iter.Seq2[ScanItem, error] {
 	return h.scan(ctx, o, false)
 }

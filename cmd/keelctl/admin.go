@@ -1,0 +1,449 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+)
+
+// statusPause is the pause between two looks of a command that waits.
+const statusPause = 200 * time.Millisecond
+
+func (a *app) clusterCommand() *cobra.Command {
+	c := &cobra.Command{Use: "cluster", Short: "Found and inspect the cluster", Example: "  keelctl cluster status"}
+	c.AddCommand(a.clusterInit(), a.clusterStatus())
+	return c
+}
+
+func (a *app) clusterInit() *cobra.Command {
+	var nodes []string
+	var req keelstatepb.InitClusterRequest
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "init --nodes ID=RAFT-ADDRESS,...",
+		Short: "Found the cluster of exactly these nodes",
+		Long: `init founds the cluster on the node called and admits exactly the nodes listed.
+The same init again resumes or shows the founding; another list is refused.`,
+		Example: `  keelctl cluster init --nodes n1=127.0.0.1:7411,n2=127.0.0.1:7412,n3=127.0.0.1:7413
+  keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, n := range nodes {
+				id, address, ok := strings.Cut(n, "=")
+				if !ok || id == "" || address == "" {
+					return usage(fmt.Errorf("--nodes: %q is not ID=RAFT-ADDRESS", n))
+				}
+				req.Nodes = append(req.Nodes, &keelstatepb.InitNode{Id: id, RaftAddress: address})
+			}
+			if len(req.Nodes) == 0 {
+				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
+			}
+			if !cmd.Flags().Changed("timeout") {
+				a.timeout = max(a.timeout, wait)
+			}
+			return a.initCluster(cmd.Context(), &req)
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&nodes, "nodes", nil, "every node of the cluster, ID=RAFT-ADDRESS")
+	f.Uint32Var(&req.KeyGroups, "key-groups", 0, "number of key groups for ever, 0 for 128")
+	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
+	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
+	f.DurationVar(&wait, "wait", time.Minute, "how long to wait until the cluster serves")
+	return c
+}
+
+func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	phase := ""
+	for {
+		var resp *keelstatepb.InitClusterResponse
+		err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			resp, err = keelstatepb.NewAdminClient(conn).InitCluster(ctx, req)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if resp.GetPhase() != phase {
+			phase = resp.GetPhase()
+			a.prose("founding %s: %s", resp.GetOperationId(), phase)
+		}
+		done := phase == "done"
+		if !done {
+			select {
+			case <-ctx.Done():
+			case <-time.After(statusPause):
+				continue
+			}
+		}
+		err = a.printOne("Founding", record{{name: "cluster", value: resp.GetClusterId()}, {name: "operation", value: resp.GetOperationId()},
+			{name: "phase", value: phase}, {name: "resumed", value: resp.GetResumed()}})
+		if err == nil && !done {
+			return &unhealthy{fmt.Sprintf("the founding goes on in phase %s; the same command waits for it", phase)}
+		}
+		return err
+	}
+}
+
+func (a *app) clusterStatus() *cobra.Command {
+	var wait time.Duration
+	var untilHealthy bool
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show the health of every node; exit 6 if the cluster is not healthy",
+		Example: `  keelctl cluster status
+  keelctl cluster status --exit-when-healthy --wait 1m --quiet
+  keelctl cluster status -o json --columns healthy,problems`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if untilHealthy || cmd.Flags().Changed("wait") {
+				if wait > 0 && !cmd.Flags().Changed("timeout") {
+					a.timeout = wait
+				}
+				untilHealthy = true
+			}
+			return a.status(cmd.Context(), untilHealthy)
+		},
+	}
+	c.Flags().BoolVar(&untilHealthy, "exit-when-healthy", false, "wait until the cluster is healthy")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "the longest time to wait; implies --exit-when-healthy")
+	return c
+}
+
+func (a *app) status(ctx context.Context, untilHealthy bool) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	var last *keelstatepb.StatusResponse
+	for {
+		var resp *keelstatepb.StatusResponse
+		err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			resp, err = keelstatepb.NewAdminClient(conn).Status(ctx, &keelstatepb.StatusRequest{})
+			return err
+		})
+		switch {
+		case err == nil:
+			last = resp
+		case !untilHealthy, last == nil && ctx.Err() != nil:
+			return err
+		}
+		if err == nil && healthy(resp) || !untilHealthy || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(statusPause):
+		}
+	}
+	if err := a.printOne("ClusterStatus", statusRecord(last)); err != nil {
+		return err
+	}
+	if !healthy(last) {
+		return &unhealthy{"the cluster is not healthy: " + strings.Join(problems(last), "; ")}
+	}
+	return nil
+}
+
+// healthy holds for a status without problems in which every node answered (KX4).
+func healthy(s *keelstatepb.StatusResponse) bool {
+	return s.GetHealthy() && len(s.GetUnreachable()) == 0 && len(s.GetProblems()) == 0
+}
+
+func problems(s *keelstatepb.StatusResponse) []string {
+	out := append([]string(nil), s.GetProblems()...)
+	for _, u := range s.GetUnreachable() {
+		out = append(out, fmt.Sprintf("node %s is unreachable: %s", u.GetId(), u.GetError()))
+	}
+	if len(out) == 0 && !s.GetHealthy() {
+		out = append(out, "a node reports it")
+	}
+	return out
+}
+
+func statusRecord(s *keelstatepb.StatusResponse) record {
+	var nodes, unreachable []record
+	for _, n := range s.GetNodes() {
+		leads := 0
+		for _, g := range n.GetGroups() {
+			if g.GetState() == "leader" {
+				leads++
+			}
+		}
+		nodes = append(nodes, record{
+			{name: "node", value: n.GetNode().GetId()}, {name: "ready", value: n.GetReady()},
+			{name: "groups", value: len(n.GetGroups())}, {name: "leads", value: leads},
+			{name: "reason", value: n.GetNotReadyReason()},
+			{name: "version", value: n.GetVersion(), wide: true}, {name: "engine", value: n.GetEngine(), wide: true},
+			{name: "uptimeMs", value: n.GetUptimeMs(), wide: true}, {name: "revision", value: n.GetMetadataRevision(), wide: true},
+		})
+	}
+	for _, u := range s.GetUnreachable() {
+		unreachable = append(unreachable, record{{name: "node", value: u.GetId()}, {name: "error", value: u.GetError()}})
+	}
+	return record{
+		{name: "cluster", value: s.GetClusterId()}, {name: "healthy", value: healthy(s)},
+		{name: "problems", value: problemsOrNone(s)},
+		{name: "revision", value: s.GetTopology().GetRevision(), wide: true},
+		{name: "incarnation", value: s.GetTopology().GetIncarnation(), wide: true},
+		{name: "keyGroups", value: s.GetTopology().GetKeyGroups()},
+		{name: "shards", value: len(s.GetTopology().GetShards())},
+		{name: "nodes", value: nodes}, {name: "unreachable", value: unreachable},
+	}
+}
+
+func problemsOrNone(s *keelstatepb.StatusResponse) []string {
+	if healthy(s) {
+		return nil
+	}
+	return problems(s)
+}
+
+// topology asks for the topology.
+func (a *app) topology(ctx context.Context) (t *keelstatepb.Topology, err error) {
+	err = a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		t, err = keelstatepb.NewClusterClient(conn).GetTopology(ctx, &keelstatepb.GetTopologyRequest{})
+		return err
+	})
+	return t, err
+}
+
+func (a *app) nodeCommand() *cobra.Command {
+	c := &cobra.Command{Use: "node", Short: "Inspect nodes", Example: "  keelctl node list"}
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List the nodes of the cluster", Args: cobra.NoArgs,
+		Example: "  keelctl node list\n  keelctl node list -o jsonl --columns id,grpc",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			t, err := a.topology(ctx)
+			if err != nil {
+				return err
+			}
+			out := a.list("Node", "id", "state", "alive", "grpc", "raft")
+			for _, n := range t.GetNodes() {
+				if err := out.add(record{{name: "id", value: n.GetId()}, {name: "state", value: n.GetState()},
+					{name: "alive", value: n.GetAlive()}, {name: "grpc", value: n.GetGrpcAddress()}, {name: "raft", value: n.GetRaftAddress()},
+					{name: "http", value: n.GetHttpAddress(), wide: true}, {name: "zone", value: n.GetZone(), wide: true}}); err != nil {
+					return err
+				}
+			}
+			return out.end()
+		},
+	})
+	return c
+}
+
+func (a *app) shardCommand() *cobra.Command {
+	c := &cobra.Command{Use: "shard", Short: "Inspect and operate shards", Example: "  keelctl shard list"}
+	c.AddCommand(a.shardList(), a.shardTransfer(), a.shardHash(),
+		a.shardJob("snapshot", "Take a snapshot of a shard at its leader", "Snapshot", a.snapshot),
+		a.shardJob("compact", "Compact a shard's store at its leader", "Compaction", a.compact))
+	return c
+}
+
+func (a *app) shardList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the shards", Args: cobra.NoArgs,
+		Example: "  keelctl shard list\n  keelctl shard list -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			t, err := a.topology(ctx)
+			if err != nil {
+				return err
+			}
+			out := a.list("Shard", "id", "lo", "hi", "leader", "replicas")
+			for _, s := range t.GetShards() {
+				var replicas []string
+				for _, r := range s.GetReplicas() {
+					replicas = append(replicas, r.GetNode())
+				}
+				if err := out.add(record{{name: "id", value: s.GetId()}, {name: "lo", value: s.GetRange().GetLo()},
+					{name: "hi", value: s.GetRange().GetHi()}, {name: "leader", value: s.GetLeaderHint()}, {name: "replicas", value: replicas},
+					{name: "epoch", value: s.GetEpoch(), wide: true},
+					{name: "birth", value: strconv.FormatUint(s.GetBirth(), 16), wide: true}}); err != nil {
+					return err
+				}
+			}
+			return out.end()
+		},
+	}
+}
+
+func shardArg(text string) (uint64, error) {
+	id, err := strconv.ParseUint(strings.TrimPrefix(text, "S"), 10, 64)
+	if err != nil || id == 0 {
+		return 0, usage(fmt.Errorf("%q is not the id of a shard", text))
+	}
+	return id, nil
+}
+
+func (a *app) shardTransfer() *cobra.Command {
+	var to string
+	c := &cobra.Command{
+		Use: "transfer ID --to NODE", Short: "Move a shard's leadership to a node", Args: cobra.ExactArgs(1),
+		Example: "  keelctl shard transfer 2 --to n3",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := shardArg(args[0])
+			if err != nil {
+				return err
+			}
+			if to == "" {
+				return usage(fmt.Errorf("--to: name the node"))
+			}
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			var resp *keelstatepb.TransferLeaderResponse
+			err = a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+				resp, err = keelstatepb.NewAdminClient(conn).TransferLeader(ctx, &keelstatepb.TransferLeaderRequest{Shard: id, To: to})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return a.printOne("Transfer", record{{name: "shard", value: id}, {name: "leader", value: resp.GetLeader()}})
+		},
+	}
+	c.Flags().StringVar(&to, "to", "", "the node that is to lead")
+	return c
+}
+
+func (a *app) shardHash() *cobra.Command {
+	return &cobra.Command{
+		Use: "hash [ID]", Short: "Compare the content of the replicas of one shard or of all; exit 6 if they differ",
+		Args:    cobra.MaximumNArgs(1),
+		Example: "  keelctl shard hash\n  keelctl shard hash 2 -o json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			var ids []uint64
+			if len(args) == 1 {
+				id, err := shardArg(args[0])
+				if err != nil {
+					return err
+				}
+				ids = append(ids, id)
+			} else {
+				t, err := a.topology(ctx)
+				if err != nil {
+					return err
+				}
+				for _, s := range t.GetShards() {
+					ids = append(ids, s.GetId())
+				}
+			}
+			return a.hash(ctx, ids)
+		},
+	}
+}
+
+func (a *app) hash(ctx context.Context, ids []uint64) error {
+	out := a.list("ReplicaHash", "shard", "node", "index", "content", "agree")
+	var differ []string
+	for _, id := range ids {
+		var resp *keelstatepb.HashShardResponse
+		err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			resp, err = keelstatepb.NewAdminClient(conn).HashShard(ctx, &keelstatepb.HashShardRequest{Shard: id})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if !resp.GetAgree() {
+			differ = append(differ, strconv.FormatUint(id, 10))
+		}
+		for _, r := range resp.GetReplicas() {
+			if err := out.add(record{{name: "shard", value: id}, {name: "node", value: r.GetNode()}, {name: "index", value: r.GetIndex()},
+				{name: "content", value: hex.EncodeToString(r.GetContentHash())},
+				{name: "ops", value: hex.EncodeToString(r.GetOpHash()), wide: true},
+				{name: "clockMs", value: r.GetClockMs(), wide: true},
+				{name: "agree", value: resp.GetAgree()}, {name: "error", value: r.GetError()}}); err != nil {
+				return err
+			}
+		}
+	}
+	if err := out.end(); err != nil {
+		return err
+	}
+	if len(differ) > 0 {
+		return &unhealthy{"replicas do not agree, or did not all answer, in shard " + strings.Join(differ, ", ")}
+	}
+	return nil
+}
+
+// shardJob is a command on one shard.
+func (a *app) shardJob(verb, short, kind string, do func(context.Context, uint64) (record, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1),
+		Example: "  keelctl shard " + verb + " 2",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := shardArg(args[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			r, err := do(ctx, id)
+			if err != nil {
+				return err
+			}
+			return a.printOne(kind, r)
+		},
+	}
+}
+
+func (a *app) snapshot(ctx context.Context, id uint64) (record, error) {
+	var resp *keelstatepb.SnapshotShardResponse
+	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		resp, err = keelstatepb.NewAdminClient(conn).SnapshotShard(ctx, &keelstatepb.SnapshotShardRequest{Shard: id})
+		return err
+	})
+	return record{{name: "shard", value: id}, {name: "index", value: resp.GetIndex()}, {name: "bytes", value: resp.GetBytes()}}, err
+}
+
+func (a *app) compact(ctx context.Context, id uint64) (record, error) {
+	var resp *keelstatepb.CompactShardResponse
+	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		resp, err = keelstatepb.NewAdminClient(conn).CompactShard(ctx, &keelstatepb.CompactShardRequest{Shard: id})
+		return err
+	})
+	return record{{name: "shard", value: id}, {name: "bytesBefore", value: resp.GetBytesBefore()}, {name: "bytesAfter", value: resp.GetBytesAfter()}}, err
+}
+
+func (a *app) operationCommand() *cobra.Command {
+	c := &cobra.Command{Use: "operation", Short: "Inspect long operations", Example: "  keelctl operation list"}
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List the operations of the cluster", Args: cobra.NoArgs, Example: "  keelctl operation list -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			var resp *keelstatepb.ListOperationsResponse
+			err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+				resp, err = keelstatepb.NewAdminClient(conn).ListOperations(ctx, &keelstatepb.ListOperationsRequest{})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			out := a.list("Operation", "id", "operation", "phase", "done", "error")
+			for _, o := range resp.GetOperations() {
+				if err := out.add(record{{name: "id", value: o.GetId()}, {name: "operation", value: o.GetKind()},
+					{name: "phase", value: o.GetPhase()}, {name: "done", value: o.GetDone()}, {name: "error", value: o.GetError()},
+					{name: "startedMs", value: o.GetStartedMs(), wide: true}, {name: "updatedMs", value: o.GetUpdatedMs(), wide: true}}); err != nil {
+					return err
+				}
+			}
+			return out.end()
+		},
+	})
+	return c
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	keel "github.com/keelstate/keelstate/client"
+)
+
+// Exit codes, the same in every output format (KX3).
+const (
+	exitDone        = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitRefused     = 4
+	exitUnavailable = 5
+	exitUnhealthy   = 6
+	exitPermission  = 7
+	exitUnknown     = 8
+	exitInterrupted = 130
+)
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usage(err error) error {
+	var u *usageError
+	if err == nil || errors.As(err, &u) {
+		return err
+	}
+	return &usageError{err}
+}
+
+// unhealthy is a check that did not hold; what it found has been printed.
+type unhealthy struct{ why string }
+
+func (e *unhealthy) Error() string { return e.why }
+
+// interrupted is a command that a signal ended.
+type interrupted struct{ err error }
+
+func (e *interrupted) Error() string { return "interrupted: " + e.err.Error() }
+func (e *interrupted) Unwrap() error { return e.err }
+
+// exitCode says how a command ended.
+func exitCode(err error) int {
+	var u *usageError
+	var h *unhealthy
+	var i *interrupted
+	var e *keel.Error
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.As(err, &i):
+		return exitInterrupted
+	case errors.As(err, &u):
+		return exitUsage
+	case errors.As(err, &h):
+		return exitUnhealthy
+	case errors.As(err, &e):
+		return exitOf(e)
+	default:
+		return exitFailed
+	}
+}
+
+func exitOf(e *keel.Error) int {
+	is := func(list ...error) bool {
+		for _, s := range list {
+			if errors.Is(e, s) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case e.Code == "permission_denied" || e.Code == "unauthenticated":
+		return exitPermission
+	case is(keel.ErrInvalid, keel.ErrUnsupported):
+		return exitUsage
+	case is(keel.ErrNotFound, keel.ErrUndeclared):
+		return exitNotFound
+	case is(keel.ErrPrecondition, keel.ErrConflict, keel.ErrWrongKind, keel.ErrAlreadyFounded, keel.ErrIdentity):
+		return exitRefused
+	case e.Outcome != keel.OutcomeNotApplied:
+		return exitUnknown
+	case e.Retryable || is(keel.ErrDeadline, keel.ErrUnavailable, keel.ErrClosed):
+		return exitUnavailable
+	default:
+		return exitFailed
+	}
+}
+
+// failure is the error object; its keys are documented in docs/keelctl.md.
+type failure struct {
+	APIVersion   string `json:"apiVersion"`
+	Kind         string `json:"kind"`
+	Code         string `json:"code"`
+	Outcome      string `json:"outcome"`
+	Message      string `json:"message"`
+	Field        string `json:"field,omitempty"`
+	Hint         string `json:"hint,omitempty"`
+	Retryable    bool   `json:"retryable"`
+	RetryAfterMs int64  `json:"retryAfterMs,omitempty"`
+	Shard        uint64 `json:"shard,omitempty"`
+	LeaderHint   string `json:"leaderHint,omitempty"`
+	Ordinal      *int   `json:"ordinal,omitempty"`
+	ExitCode     int    `json:"exitCode"`
+}
+
+func failureOf(err error) failure {
+	f := failure{APIVersion: apiVersion, Kind: "Error", Code: "failed", Outcome: keel.OutcomeNotApplied.String(),
+		Message: err.Error(), ExitCode: exitCode(err)}
+	var e *keel.Error
+	if errors.As(err, &e) {
+		f.Code, f.Outcome, f.Field, f.Hint = string(e.Code), e.Outcome.String(), e.Field, e.Hint
+		f.Retryable, f.RetryAfterMs = e.Retryable, e.RetryAfter.Milliseconds()
+		f.Shard, f.LeaderHint = e.Shard, e.LeaderHint
+		if e.Ordinal >= 0 {
+			f.Ordinal = &e.Ordinal
+		}
+	}
+	switch f.ExitCode {
+	case exitUsage:
+		if e == nil {
+			f.Code = "usage"
+		}
+	case exitUnhealthy:
+		f.Code = "unhealthy"
+	case exitInterrupted:
+		if e == nil {
+			f.Code = "interrupted"
+		}
+	}
+	return f
+}
+
+// fail prints an error in the chosen format and returns the exit code (KX2).
+func (a *app) fail(cmd *cobra.Command, err error) int {
+	f := failureOf(err)
+	switch a.output {
+	case "json", "yaml", "jsonl":
+		b, mErr := json.Marshal(f)
+		if mErr == nil && a.output == "yaml" {
+			b, mErr = jsonToYAML(b)
+		}
+		if mErr == nil {
+			fmt.Fprintf(a.stderr, "%s\n", trimNewline(b))
+			return f.ExitCode
+		}
+	}
+	fmt.Fprintf(a.stderr, "error: %s\n", err)
+	if f.ExitCode == exitUsage && cmd != nil {
+		fmt.Fprintf(a.stderr, "see: %s --help\n", cmd.CommandPath())
+	}
+	return f.ExitCode
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/keygroup"
+)
+
+// target is a state and, for most verbs, one key of it.
+type target struct {
+	app     *app
+	client  *keel.Client
+	decl    keel.Declaration
+	space   *keel.Keyspace
+	keyText string
+	key     any
+	inSpace bool
+	name    string // the namespace, if inSpace
+	userKey string
+	hasUK   bool
+	hex     bool
+}
+
+// verb is one data command: KEYSPACE NAME and what follows.
+type verb struct {
+	use, short, example string
+	kinds               []keel.Kind
+	min, max            int // of the arguments after NAME; max < 0 is no bound
+	keyless, userKey    bool
+	run                 func(context.Context, *target, []string) error
+	flags               func(*cobra.Command)
+}
+
+func (a *app) dataCommand(v verb) *cobra.Command {
+	t := &target{app: a}
+	args := cobra.MinimumNArgs(2 + v.min)
+	if v.max >= 0 {
+		args = cobra.RangeArgs(2+v.min, 2+v.max)
+	}
+	c := &cobra.Command{
+		Use: v.use, Short: v.short, Args: args, Example: v.example,
+		ValidArgsFunction: a.completeStates,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			t.inSpace = cmd.Flags().Changed("namespace")
+			t.hasUK = cmd.Flags().Changed("user-key")
+			if !v.keyless && !cmd.Flags().Changed("key") {
+				return usage(fmt.Errorf("--key: give the key"))
+			}
+			if v.userKey && !t.hasUK {
+				return usage(fmt.Errorf("--user-key: give the user key"))
+			}
+			if err := t.open(ctx, args[0], args[1], v); err != nil {
+				return err
+			}
+			return v.run(ctx, t, args[2:])
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&t.name, "namespace", "", `namespace; without it the void one, which is not the empty one ("")`)
+	f.BoolVar(&t.hex, "hex", false, "keys and values, in and out, are the hexadecimal of their encodings")
+	if !v.keyless {
+		f.StringVar(&t.keyText, "key", "", "the key, as text of the keyspace's key type")
+	}
+	if v.userKey {
+		f.StringVar(&t.userKey, "user-key", "", "the user key, as text of its type")
+	}
+	if v.flags != nil {
+		v.flags(c)
+	}
+	return c
+}
+
+// open finds the state and reads the key.
+func (t *target) open(ctx context.Context, keyspace, name string, v verb) error {
+	var err error
+	if t.client, err = t.app.connect(ctx); err != nil {
+		return err
+	}
+	if t.decl, err = t.client.FindState(ctx, keyspace, name); err != nil {
+		return err
+	}
+	if len(v.kinds) > 0 {
+		fits := false
+		for _, k := range v.kinds {
+			fits = fits || k == t.decl.Kind
+		}
+		if !fits {
+			return keel.NewError(keel.ErrWrongKind, keel.OutcomeNotApplied, keyspace+"/"+name, fmt.Sprintf("it is of kind %s", t.decl.Kind))
+		}
+	}
+	t.space = t.client.Keyspace(keyspace, t.decl.KeyType)
+	if !v.keyless {
+		if t.key, err = t.parse("--key", t.decl.KeyType, t.keyText); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parse reads text of a type, or hexadecimal under --hex.
+func (t *target) parse(what string, typ keel.Type, text string) (any, error) {
+	if !t.hex {
+		v, err := keygroup.ParseText(typ, text)
+		if err != nil {
+			return nil, usage(fmt.Errorf("%s: %w", what, err))
+		}
+		return v, nil
+	}
+	b, err := hex.DecodeString(text)
+	if err != nil {
+		return nil, usage(fmt.Errorf("%s: %w", what, err))
+	}
+	v, err := keygroup.Decode(typ, b)
+	if err != nil {
+		return nil, usage(fmt.Errorf("%s: %w", what, err))
+	}
+	return v, nil
+}
+
+func (t *target) parseAll(what string, typ keel.Type, texts []string) ([]any, error) {
+	out := make([]any, len(texts))
+	for i, s := range texts {
+		var err error
+		if out[i], err = t.parse(fmt.Sprintf("%s %d", what, i+1), typ, s); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// show is a value for output: native JSON where JSON has it, else text; under
+// --hex the hexadecimal of the encoding.
+func (t *target) show(typ keel.Type, v any) any {
+	if v == nil {
+		return nil
+	}
+	if t.hex {
+		b, err := keygroup.Encode(typ, v)
+		if err != nil {
+			return fmt.Sprint(v)
+		}
+		return hex.EncodeToString(b)
+	}
+	switch x := v.(type) {
+	case string, bool, int32, int64, json.RawMessage:
+		return x
+	case float64:
+		if !math.IsNaN(x) && !math.IsInf(x, 0) {
+			return x
+		}
+	}
+	return keygroup.FormatText(typ, v)
+}
+
+// written prints what a write did.
+func (t *target) written(token keel.Token, err error) error {
+	if err != nil {
+		return err
+	}
+	return t.app.printOne("Written", record{{name: "shard", value: token.Shard}, {name: "sequence", value: token.Sequence},
+		{name: "token", value: token.String()}})
+}
+
+// absent is a read that found nothing; it exits with 3.
+func (t *target) absent(what string) error {
+	return keel.NewError(keel.ErrNotFound, keel.OutcomeNotApplied, what, "there is nothing for this key")
+}
+
+// completeStates completes keyspaces and state names from the cluster.
+func (a *app) completeStates(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 || a.settle(cmd) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	a.timeout = min(max(a.timeout, 1), defaultTimeout)
+	ctx, cancel := a.bounded(cmd.Context())
+	defer cancel()
+	c, err := a.connect(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	states, err := c.States(ctx, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	seen := make(map[string]bool)
+	var out []string
+	for _, d := range states {
+		word := d.Keyspace
+		if len(args) == 1 {
+			if d.Keyspace != args[0] {
+				continue
+			}
+			word = d.Name
+		}
+		if !seen[word] {
+			seen[word] = true
+			out = append(out, word)
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
