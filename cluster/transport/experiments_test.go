@@ -27,7 +27,7 @@ type slowStable struct {
 
 func (s *slowStable) SetUint64(key []byte, v uint64) error {
 	if s.slow && string(key) == "CurrentTerm" {
-		time.Sleep(time.Millisecond + rand.N(7*time.Millisecond))
+		<-time.After(time.Millisecond + rand.N(7*time.Millisecond)) // what the race needs
 	}
 	return s.InmemStore.SetUint64(key, v)
 }
@@ -260,11 +260,21 @@ func TestVerifyLeaderCountsOldAnswers(t *testing.T) {
 	term := a.stable.term()
 	p := NewPoller(a.node.Transport, PollerOptions{Timeout: 2 * time.Second})
 	polled := p.PollNodes(7, []base.NodeID{"b", "c"})
+	verified := make(chan error, 1)
 	verify := a.raft.VerifyLeader()
+	go func() { verified <- verify.Error() }()
+	// Nothing shows when raft's main loop has taken the request. If that takes
+	// longer than this, the answers come too early and the test fails below.
+	<-time.After(200 * time.Millisecond)
 	n.Unblock("b", "a")
 	n.Unblock("c", "a")
-	if err := verify.Error(); err != nil {
-		t.Fatalf("the control failed: VerifyLeader noticed (%v); this test proves nothing any more", err)
+	select {
+	case err := <-verified:
+		if err != nil {
+			t.Fatalf("the control failed: VerifyLeader noticed (%v); this test proves nothing any more", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the control failed: VerifyLeader did not count the buffered answers")
 	}
 	if got := a.fsm.last.Load(); got != 1 {
 		t.Fatalf("the old leader has value %d", got)

@@ -180,12 +180,22 @@ func TestInstallStall(t *testing.T) {
 	}
 	r.tick.Store(false)
 	wantIs(t, <-sent, base.ErrUnavailable)
+	waiting := func(n int) func() bool {
+		return func() bool {
+			r.gb.install.mu.Lock()
+			defer r.gb.install.mu.Unlock()
+			return r.gb.install.op.waiters == n
+		}
+	}
 	again := r.send(5, 10, "m1")
+	eventually(t, "the retry to join", waiting(2))
 	r.net.Cut("a", "b")
 	if err := <-again; err == nil {
 		t.Fatal("succeeded over a cut connection")
 	}
+	eventually(t, "the cut ones to leave", waiting(0))
 	again = r.send(5, 10, "m1")
+	eventually(t, "the last to join", waiting(1))
 	r.release <- nil
 	if err := <-again; err != nil {
 		t.Fatal(err)

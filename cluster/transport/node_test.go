@@ -310,7 +310,7 @@ func TestFaultyNetwork(t *testing.T) {
 				switch {
 				case err != nil:
 					bad.Add(1)
-					time.Sleep(time.Millisecond)
+					<-time.After(time.Millisecond) // longer than most pauses of a lane
 				case string(got) != "a:"+string(req):
 					t.Errorf("call %v answered %q", req, got)
 				default:
