@@ -89,8 +89,10 @@ func readDecided(r *reader) decided {
 	case 1:
 		reason := base.Reason(r.text("reason", maxReasonBytes))
 		sentinel := sentinelByReason[reason]
-		if sentinel == nil && r.err == nil {
-			r.err = fmt.Errorf("reading refusal %q: %w", reason, base.ErrFormatVersion)
+		if sentinel == nil {
+			if r.err == nil {
+				r.err = fmt.Errorf("reading refusal %q: %w", reason, base.ErrFormatVersion)
+			}
 			r.b = nil
 			break
 		}
@@ -142,6 +144,9 @@ func (s *session) parse(value []byte) error {
 		}
 		for ; parts > 0 && r.err == nil; parts-- {
 			rec.parts = append(rec.parts, readDecided(&r))
+		}
+		if r.err != nil {
+			break
 		}
 		rec.size = rec.encodedSize()
 		s.bytes += rec.size
