@@ -256,8 +256,18 @@ func (n *Node) joinSystem() error {
 	}
 	s.serveSystem()
 	n.system.Store(s)
+	n.spawn(func() { n.watchMetadata(s) })
 	n.poke()
 	return nil
+}
+
+// watchMetadata pokes whenever the metadata has changed.
+func (n *Node) watchMetadata(s *system) {
+	rev := s.store.Snapshot().Revision()
+	for s.store.WaitForRevision(n.ctx, rev+1) == nil {
+		rev = s.store.Snapshot().Revision()
+		n.poke()
+	}
 }
 
 // Identity returns a copy of the node's identity.
@@ -345,9 +355,16 @@ func (n *Node) logCorrupt(g base.GroupID, err error) {
 	})
 }
 
-// spawn runs f until the node is closed.
+// spawn runs f, which must end with n.ctx; nothing is begun once the node is
+// closed.
 func (n *Node) spawn(f func()) {
+	n.mu.Lock()
+	if n.mu.closed {
+		n.mu.Unlock()
+		return
+	}
 	n.wg.Add(1)
+	n.mu.Unlock()
 	go func() {
 		defer n.wg.Done()
 		f()

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -23,34 +22,13 @@ func (n *Node) reconcileLoop() {
 		if v, err := n.metaView(); err == nil && v.Cluster() != nil {
 			n.reconcile(v)
 		}
-		var meta <-chan struct{}
-		if s := n.system.Load(); s != nil {
-			meta = n.metaChanged(s)
-		}
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-changed:
-		case <-meta:
-			n.poke() // others wait for the metadata as well
 		case <-time.After(n.opts.CheckInterval):
 		}
 	}
-}
-
-// metaChanged returns a channel that is closed when the metadata is newer than
-// now.
-func (n *Node) metaChanged(s *system) <-chan struct{} {
-	rev := s.store.Snapshot().Revision()
-	ch := make(chan struct{})
-	ctx, cancel := context.WithTimeout(n.ctx, 2*n.opts.CheckInterval)
-	n.spawn(func() {
-		defer cancel()
-		if s.store.WaitForRevision(ctx, rev+1) == nil {
-			close(ch)
-		}
-	})
-	return ch
 }
 
 func (n *Node) reconcile(v *meta.View) {
@@ -120,14 +98,21 @@ func (n *Node) setReplica(g base.GroupID, r *replica) {
 
 // checkLoop does what has to be looked at from time to time.
 func (n *Node) checkLoop() {
-	tick := time.NewTicker(n.opts.CheckInterval)
-	defer tick.Stop()
+	timer := time.NewTimer(n.opts.CheckInterval)
+	defer timer.Stop()
 	for {
+		changed := n.changes.wait()
 		select {
 		case <-n.ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
+		case <-changed:
+			// A founding goes on at every change, other duties have time.
+			if v, err := n.metaView(); err != nil || !founding(v) {
+				continue
+			}
 		}
+		timer.Reset(n.opts.CheckInterval)
 		v, err := n.metaView()
 		if err != nil || v.Cluster() == nil {
 			continue
@@ -145,6 +130,12 @@ func (n *Node) checkLoop() {
 			r.check(v)
 		}
 	}
+}
+
+// founding says whether the cluster's founding has not ended yet.
+func founding(v *meta.View) bool {
+	op, _, err := v.FoundingOperation()
+	return err == nil && op != nil && !op.Finished()
 }
 
 // check looks after one running replica: its log's size, and, as the leader,

@@ -292,23 +292,29 @@ func (r *replica) snapshotFSM() (raft.FSMSnapshot, error) {
 	}
 	defer release()
 	dir := filepath.Join(r.snaps.incoming(), fmt.Sprintf("tmp-%d", time.Now().UnixNano()))
-	if err := store.Checkpoint(dir); err != nil {
+	finish, err := store.BeginCheckpoint(dir)
+	if err != nil {
 		return nil, fmt.Errorf("taking a checkpoint of %s: %w", r.id, err)
 	}
-	return &replicaSnapshot{replica: r, dir: dir, header: r.machine.Header()}, nil
+	return &replicaSnapshot{replica: r, dir: dir, finish: finish, header: r.machine.Header()}, nil
 }
 
 type replicaSnapshot struct {
 	replica *replica
 	dir     string
+	finish  func() error
 	header  *raftfsm.Header
 }
 
-// Persist implements raft.FSMSnapshot: it hashes the files and writes the
-// manifest.
+// Persist implements raft.FSMSnapshot: it finishes the checkpoint, hashes the
+// files and writes the manifest.
 func (s *replicaSnapshot) Persist(sink raft.SnapshotSink) error {
 	r := s.replica
-	raw, err := r.snaps.stage(r.ctx, s.dir, manifestOf(s.header, r.node.opts.Driver.Name()))
+	err := s.finish()
+	var raw []byte
+	if err == nil {
+		raw, err = r.snaps.stage(r.ctx, s.dir, manifestOf(s.header, r.node.opts.Driver.Name()))
+	}
 	if err == nil {
 		_, err = sink.Write(raw)
 	}

@@ -124,6 +124,11 @@ type Store interface {
 	// files are hard-linked where the implementation has them. Everything
 	// written before the call is in it.
 	Checkpoint(dir string) error
+	// BeginCheckpoint fixes the present instant for a checkpoint in dir, quickly:
+	// what takes time should have been flushed before. finish makes the
+	// checkpoint whole and durable, beside the writer; a checkpoint that is given
+	// up without it is removed by removing dir.
+	BeginCheckpoint(dir string) (finish func() error, err error)
 	// Compact compacts all families.
 	Compact() error
 	Stats() Stats

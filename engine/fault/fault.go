@@ -113,6 +113,15 @@ func (s *Store) DurableGet(key []byte) (value []byte, ok bool, err error) {
 	return value, ok, nil
 }
 
+// BeginCheckpoint implements engine.Store; a fault strikes at its begin.
+func (s *Store) BeginCheckpoint(dir string) (finish func() error, err error) {
+	err = s.plan.run(OpCheckpoint, s.dir, func() (err error) {
+		finish, err = s.Store.BeginCheckpoint(dir)
+		return err
+	})
+	return finish, err
+}
+
 // Checkpoint implements engine.Store.
 func (s *Store) Checkpoint(dir string) error {
 	return s.plan.run(OpCheckpoint, s.dir, func() error { return s.Store.Checkpoint(dir) })

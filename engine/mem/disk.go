@@ -135,12 +135,26 @@ func (s *store) Flush() error {
 // Checkpoint implements engine.Store. The copy is built in dir with the suffix
 // ".tmp" and renamed, so that dir is complete whenever it exists.
 func (s *store) Checkpoint(dir string) error {
-	s.disk.Lock()
-	defer s.disk.Unlock()
-	r, err := s.root("checkpointing")
+	finish, err := s.BeginCheckpoint(dir)
 	if err != nil {
 		return err
 	}
+	return finish()
+}
+
+// BeginCheckpoint implements engine.Store: the root of this instant never
+// changes, so finish writes it without holding up the writer.
+func (s *store) BeginCheckpoint(dir string) (func() error, error) {
+	r, err := s.root("checkpointing")
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return s.checkpointRoot(dir, r) }, nil
+}
+
+func (s *store) checkpointRoot(dir string, r *root) error {
+	s.disk.Lock()
+	defer s.disk.Unlock()
 	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("checkpointing store %s: %s exists: %w", s.dir, dir, base.ErrConflict)
 	}

@@ -36,6 +36,9 @@ type Options struct {
 	Configure func(i int, o *cluster.Options)
 	// Seed of the network's randomness.
 	Seed uint64
+	// Addr gives the Raft address of a node; default a host of the network in
+	// memory.
+	Addr func(i int) string
 	// Unfounded leaves the cluster without init.
 	Unfounded bool
 }
@@ -71,6 +74,9 @@ func New(t testing.TB, o Options) *Cluster {
 	if o.Engine == "" {
 		o.Engine = "mem"
 	}
+	if o.Addr == nil {
+		o.Addr = Addr
+	}
 	c := &Cluster{T: t, Net: memnet.New(o.Seed), opts: o, dir: t.TempDir(), log: newLogger(t)}
 	c.nodes = make([]*cluster.Node, o.Nodes)
 	c.fatal = make([]error, o.Nodes)
@@ -88,7 +94,7 @@ func New(t testing.TB, o Options) *Cluster {
 // ID is the id of node i.
 func ID(i int) base.NodeID { return base.NodeID(fmt.Sprintf("n%d", i+1)) }
 
-// Addr is the Raft address of node i.
+// Addr is the Raft address of node i on the network in memory.
 func Addr(i int) string { return fmt.Sprintf("n%d:7000", i+1) }
 
 // Dir is the data directory of node i.
@@ -109,7 +115,7 @@ func (c *Cluster) TryStart(i int) error {
 		return err
 	}
 	o := cluster.Options{
-		NodeID: ID(i), DataDir: c.Dir(i), RaftAddr: Addr(i), AdvertiseRaftAddr: Addr(i), GRPCAddr: fmt.Sprintf("n%d:7001", i+1),
+		NodeID: ID(i), DataDir: c.Dir(i), RaftAddr: c.opts.Addr(i), AdvertiseRaftAddr: c.opts.Addr(i), GRPCAddr: fmt.Sprintf("n%d:7001", i+1),
 		Driver: drv, Network: c.Net.Host(string(ID(i))), Logger: c.log,
 		OnFatal:         func(err error) { c.mu.Lock(); c.fatal[i] = err; c.mu.Unlock() },
 		ElectionTimeout: 150 * time.Millisecond, CheckInterval: 50 * time.Millisecond, BalanceDelay: time.Hour,
@@ -208,7 +214,7 @@ func (c *Cluster) stop() {
 func (c *Cluster) Spec() cluster.FoundSpec {
 	s := cluster.FoundSpec{KeyGroups: c.opts.KeyGroups, Shards: c.opts.Shards, Replication: c.opts.Replication}
 	for i := range c.nodes {
-		s.Nodes = append(s.Nodes, cluster.FoundNode{ID: ID(i), RaftAddr: Addr(i)})
+		s.Nodes = append(s.Nodes, cluster.FoundNode{ID: ID(i), RaftAddr: c.opts.Addr(i)})
 	}
 	return s
 }
