@@ -325,7 +325,10 @@ func (g *group) close() error {
 	g.cancel()
 	var err error
 	if g.raft != nil {
-		err = g.raft.Shutdown().Error()
+		// raft closes its transport only after its goroutines have ended, and
+		// these may wait for a peer that is gone: close it first.
+		f := g.raft.Shutdown()
+		err = errors.Join(g.wire.Close(), f.Error())
 	}
 	if g.reads != nil {
 		g.reads.close()

@@ -401,6 +401,12 @@ func (r *replica) restoreFSM(rc io.ReadCloser) error {
 	if err != nil {
 		return err
 	}
+	if applied, _ := r.machine.Applied(); applied >= manifest.Index {
+		// The store survived a restart with more than the snapshot holds; what
+		// comes next in the log is skipped up to there.
+		r.logger.Info("the snapshot holds nothing new", "applied", applied, "snapshot", manifest.Index)
+		return nil
+	}
 	files, err := r.snaps.filesOf(manifestSum(raw))
 	if err != nil {
 		return err
