@@ -147,6 +147,11 @@ func asError(err error) *Error {
 
 // fromStatus reads the error of a call that failed.
 func fromStatus(err error) *Error {
+	var own *Error
+	if errors.As(err, &own) {
+		e := *own
+		return &e
+	}
 	for _, d := range status.Convert(err).Details() {
 		if detail, ok := d.(*keelstatepb.ErrorDetail); ok {
 			return fromDetail(detail)

@@ -28,7 +28,6 @@ type write struct {
 
 	// Guarded by the lane.
 	resolved bool // done is closed
-	executed bool // the shard is known to remember the number
 	sent     bool // some attempt may have left
 	flying   bool // an attempt of the lane's generation is unanswered
 	maybe    bool // some attempt may have been applied
@@ -50,11 +49,8 @@ type lane struct {
 	// window holds the writes from the lowest open one on, by number. A resolved
 	// one stays until those before it are resolved.
 	window []*write
-	// executed is the newest number before the window that the shard is known
-	// to have executed.
-	executed uint64
-	space    chan struct{} // closed when the window shrinks, then replaced
-	ended    *Error
+	space  chan struct{} // closed when the window shrinks, then replaced
+	ended  *Error
 
 	// attempt counts the generations of sends; answers to an older one still
 	// resolve writes but do not break the lane again.
@@ -118,15 +114,17 @@ func (l *lane) add(ctx context.Context, w *write) *Error {
 	return nil
 }
 
-// previousLocked is the newest number before window[i] that the shard has, or
-// will have, executed when window[i] arrives.
+// previousLocked is the newest open number before window[i], which must be
+// executed before it; 0 if none is. What is resolved needs no place in the
+// order: if it was not executed by now, the shard refuses it as too old once a
+// newer number is.
 func (l *lane) previousLocked(i int) uint64 {
 	for i--; i >= 0; i-- {
-		if w := l.window[i]; !w.resolved || w.executed {
-			return w.number
+		if !l.window[i].resolved {
+			return l.window[i].number
 		}
 	}
-	return l.executed
+	return 0
 }
 
 // targetLocked chooses where to send; it breaks the lane and is false if there
@@ -153,15 +151,16 @@ func (l *lane) sendAllLocked() {
 	if !ok {
 		return
 	}
-	previous := l.executed
+	previous := uint64(0)
 	// A copy: a write that cannot be sent is resolved, which moves the window.
 	for _, w := range append([]*write(nil), l.window...) {
-		if !w.resolved {
-			if !l.sendLocked(pipe, w, previous, &r) {
-				return
-			}
+		if w.resolved {
+			continue
 		}
-		if !w.resolved || w.executed {
+		if !l.sendLocked(pipe, w, previous, &r) {
+			return
+		}
+		if !w.resolved {
 			previous = w.number
 		}
 	}
@@ -239,7 +238,6 @@ func (l *lane) answer(w *write, attempt uint64, node string, res *keelstatepb.Wr
 	switch {
 	case w.resolved:
 	case e == nil:
-		w.executed = true
 		w.replayed = res.GetReplayed()
 		l.failures = 0
 		l.resolveLocked(w, res.GetToken(), nil)
@@ -267,10 +265,7 @@ func (l *lane) noteEnded(w *write, attempt uint64, e *Error) {
 // finalLocked resolves a write that the shard refused for good.
 func (l *lane) finalLocked(w *write, res *keelstatepb.WriteResult, e *Error) {
 	w.replayed = res.GetReplayed()
-	// A failed precondition is found at apply only, and so recorded. Of the
-	// others it is not known: the leader may have refused early.
-	w.executed = w.replayed || e.Code == base.ErrPrecondition.Reason
-	if w.maybe && !w.executed && (e.Code == base.ErrUndeclared.Reason || e.Code == base.ErrIncarnation.Reason) {
+	if w.maybe && !w.replayed && (e.Code == base.ErrUndeclared.Reason || e.Code == base.ErrIncarnation.Reason) {
 		// The state may have been dropped after an attempt was applied.
 		e.Outcome = OutcomeUnknown
 	}
@@ -398,9 +393,6 @@ func (l *lane) resolveLocked(w *write, token *keelstatepb.Token, e *Error) {
 	l.session.client.bytes.Release(int64(w.size))
 	n := 0
 	for n < len(l.window) && l.window[n].resolved {
-		if l.window[n].executed {
-			l.executed = l.window[n].number
-		}
 		n++
 	}
 	if n > 0 {

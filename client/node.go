@@ -8,8 +8,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
+	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
 )
 
@@ -53,6 +57,7 @@ func (c *Client) node(address string) (*node, error) {
 	if !c.opts.credentials {
 		dial = append(dial, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	}
+	dial = append(dial, grpc.WithChainUnaryInterceptor(markUnsent))
 	conn, err := grpc.NewClient("passthrough:///"+address, append(dial, c.opts.dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w: %w", address, ErrUnavailable, err)
@@ -111,3 +116,24 @@ func (n *node) openReads(ctx context.Context) (*stream[*keelstatepb.ReadRequest,
 		},
 	}, nil
 }
+
+// markUnsent gives a unary call that never reached a connection the outcome
+// that it has: not applied.
+func markUnsent(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	var to peer.Peer
+	err := invoke(ctx, method, req, reply, conn, append(opts, grpc.Peer(&to))...)
+	if status.Code(err) != codes.Unavailable || to.Addr != nil || apierr.DetailOf(err) != nil {
+		return err
+	}
+	return &unsentError{own: newError(ErrUnavailable, OutcomeNotApplied, status.Convert(err).Message()), status: status.Convert(err)}
+}
+
+// unsentError is an Error that gRPC still takes for its own.
+type unsentError struct {
+	own    *Error
+	status *status.Status
+}
+
+func (e *unsentError) Error() string              { return e.own.Error() }
+func (e *unsentError) Unwrap() error              { return e.own }
+func (e *unsentError) GRPCStatus() *status.Status { return e.status }

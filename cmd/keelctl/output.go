@@ -176,6 +176,11 @@ func block(n *yaml.Node) {
 	if n.Kind == yaml.MappingNode || n.Kind == yaml.SequenceNode {
 		n.Style = 0
 	}
+	if n.Kind == yaml.MappingNode {
+		for i := 0; i < len(n.Content); i += 2 {
+			n.Content[i].Style = 0 // a key in JSON's quotes
+		}
+	}
 	for _, c := range n.Content {
 		block(c)
 	}
