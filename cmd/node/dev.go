@@ -24,7 +24,7 @@ func devSettings() []setting {
 	return append([]setting{
 		{name: "grpc-addr", def: "127.0.0.1:7401", usage: "listen here for clients", set: address(func(c *config) *string { return &c.grpcAddr }, false)},
 		{name: "http-addr", def: "127.0.0.1:7431", usage: "listen here for health and metrics; empty: no HTTP", set: address(func(c *config) *string { return &c.httpAddr }, true)},
-	}, commonSettings("mem", "512MiB")...)
+	}, commonSettings("mem", "512MiB", "warn")...)
 }
 
 func newDevCommand() *cobra.Command {
@@ -65,7 +65,7 @@ func runDev(ctx context.Context, c *config, spec cluster.FoundSpec, stdout, stde
 		return fmt.Errorf("making a temporary directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	c.nodeID, c.dataDir, c.raftAddr, c.drainTimeout = "dev", dir, "127.0.0.1:0", 5*time.Second
+	c.nodeID, c.dataDir, c.raftAddr, c.drainTimeout, c.quick = "dev", dir, "127.0.0.1:0", 5*time.Second, true
 	if err := c.validate(); err != nil {
 		return err
 	}

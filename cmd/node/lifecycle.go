@@ -153,6 +153,9 @@ func (p *process) startNode() error {
 	if c.gossipAddr != "" {
 		o.Gossip = p.gossip
 	}
+	if c.quick {
+		o.ElectionTimeout, o.CheckInterval = 100*time.Millisecond, 100*time.Millisecond
+	}
 	n, err := cluster.New(o)
 	if err != nil {
 		return fmt.Errorf("opening node %s: %w", c.nodeID, err)

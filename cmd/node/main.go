@@ -31,7 +31,7 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // run is main with its surroundings passed in; it returns the exit code.
 func run(args, environ []string, stdout, stderr io.Writer) int {
 	root := newRoot(environ)
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	err := root.ExecuteContext(context.Background())

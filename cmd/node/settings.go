@@ -53,6 +53,8 @@ type config struct {
 	logFormat                                                    string
 	pprof                                                        bool
 	drainTimeout                                                 time.Duration
+	// quick shortens what a node that is alone need not wait for.
+	quick bool
 
 	// values and origins are what each setting was set to, and where.
 	values, origins map[string]string
@@ -108,15 +110,15 @@ func nodeSettings() []setting {
 		{name: "zone", usage: "where this node is; replicas are spread over zones", set: text(func(c *config) *string { return &c.zone })},
 		{name: "pid-file", usage: "write the process id here while running", set: text(func(c *config) *string { return &c.pidFile })},
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
-	}, commonSettings("rocks", "1GiB")...)
+	}, commonSettings("rocks", "1GiB", "info")...)
 }
 
 // commonSettings are shared with the throw-away node.
-func commonSettings(engine, memory string) []setting {
+func commonSettings(engine, memory, level string) []setting {
 	return []setting{
 		{name: "engine", def: engine, usage: "storage engine: rocks or mem; the same on all nodes, never changed", set: setEngine},
 		{name: "memory", def: memory, usage: "memory budget, as 1GiB or 512MiB", set: setMemory},
-		{name: "log-level", def: "info", usage: "debug, info, warn or error", set: setLogLevel},
+		{name: "log-level", def: level, usage: "debug, info, warn or error", set: setLogLevel},
 		{name: "log-format", def: "text", usage: "text or json", set: setLogFormat},
 		{name: "pprof", def: "false", isBool: true, usage: "serve /debug/pprof over HTTP", set: func(c *config, v string) (err error) {
 			if c.pprof, err = strconv.ParseBool(v); err != nil {

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite generated documents")
+
+func load(t *testing.T, environ []string, args ...string) (*config, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	register(flags, nodeSettings())
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return loadConfig(flags, environ, nodeSettings())
+}
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestPrecedence is CN1: each source wins over those below it, and the origin
+// says which it was.
+func TestPrecedence(t *testing.T) {
+	path := writeFile(t, "zone: file\nnode-id: file\nmemory: 2GiB\njoin: [\"a:1\", \"b:2\"]\npprof: true\nadvertise-host: 5\n")
+	c, err := load(t, []string{"KEELSTATE_ZONE=env", "KEELSTATE_NODE_ID=env", "KEELSTATE_CONFIG=" + path, "KEELSTATE_PORT_7401_TCP=x", "OTHER=1"}, "--zone", "flag", "--drain-timeout=5s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][2]string{
+		"zone": {"flag", "flag --zone"}, "node-id": {"env", "environment KEELSTATE_NODE_ID"}, "memory": {"2GiB", "file " + path},
+		"engine": {"rocks", "default"}, "join": {"a:1,b:2", "file " + path}, "pprof": {"true", "file " + path},
+	} {
+		if got := [2]string{c.values[name], c.origins[name]}; got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	if c.zone != "flag" || c.nodeID != "env" || c.memory != 2<<30 || !reflect.DeepEqual(c.join, []string{"a:1", "b:2"}) || !c.pprof ||
+		c.drainTimeout != 5*time.Second || c.logLevel != slog.LevelInfo || c.advertiseHost != "5" {
+		t.Errorf("parsed %+v", c)
+	}
+	if !reflect.DeepEqual(c.ignored, []string{"KEELSTATE_PORT_7401_TCP"}) {
+		t.Errorf("ignored %v", c.ignored)
+	}
+	// The flag for the file wins over the variable.
+	other := writeFile(t, "memory: 3GiB\n")
+	if c, err := load(t, []string{"KEELSTATE_CONFIG=" + path}, "--config", other); err != nil || c.memory != 3<<30 || c.zone != "" {
+		t.Errorf("%+v %v", c, err)
+	}
+}
+
+// TestBadConfiguration: code 2, and the text names the setting and its origin.
+func TestBadConfiguration(t *testing.T) {
+	ok := []string{"--node-id", "n1", "--data-dir", filepath.Join(t.TempDir(), "never")}
+	for _, c := range []struct {
+		name    string
+		environ []string
+		args    []string
+		file    string
+		want    []string
+	}{
+		{name: "nothing", want: []string{"--node-id"}},
+		{name: "no directory", args: []string{"--node-id", "n1"}, want: []string{"--data-dir"}},
+		{name: "node id", args: append(ok, "--node-id", "a/b"), want: []string{"node-id"}},
+		{name: "unknown flag", args: append(ok, "--objectstore", "x"), want: []string{"--objectstore"}},
+		{name: "flag of a later version", args: append(ok, "--checkpoint-interval", "1s"), want: []string{"--checkpoint-interval"}},
+		{name: "argument", args: []string{"serve"}, want: []string{"serve"}},
+		{name: "memory without unit", args: append(ok, "--memory", "512"), want: []string{"--memory", "512MiB"}},
+		{name: "memory too small", args: append(ok, "--memory", "1MiB"), want: []string{"--memory", "64MiB"}},
+		{name: "memory too large", args: append(ok, "--memory", "99999999TiB"), want: []string{"--memory"}},
+		{name: "engine", environ: []string{"KEELSTATE_ENGINE=bolt"}, args: ok, want: []string{"engine", "KEELSTATE_ENGINE", "bolt"}},
+		{name: "address", args: append(ok, "--raft-addr", "7411"), want: []string{"--raft-addr", "host:port"}},
+		{name: "port", args: append(ok, "--grpc-addr", "h:70000"), want: []string{"--grpc-addr", "port"}},
+		{name: "join", args: append(ok, "--join", "a:1,b"), want: []string{"--join", `"b"`}},
+		{name: "join without gossip", args: append(ok, "--join", "a:1", "--gossip-addr", ""), want: []string{"join", "gossip-addr"}},
+		{name: "all interfaces", args: append(ok, "--raft-addr", "0.0.0.0:7411"), want: []string{"raft-addr", "--advertise-host", "--advertise-raft-addr"}},
+		{name: "all interfaces, v6", args: append(ok, "--grpc-addr", "[::]:7401"), want: []string{"grpc-addr"}},
+		{name: "advertised without port", args: append(ok, "--raft-addr", "0.0.0.0:0", "--advertise-host", "h"), want: []string{"raft-addr", "port"}},
+		{name: "level", args: append(ok, "--log-level", "loud"), want: []string{"--log-level", "loud"}},
+		{name: "format", args: append(ok, "--log-format", "xml"), want: []string{"--log-format"}},
+		{name: "drain", args: append(ok, "--drain-timeout", "-1s"), want: []string{"--drain-timeout"}},
+		{name: "pprof", environ: []string{"KEELSTATE_PPROF=maybe"}, args: ok, want: []string{"pprof", "KEELSTATE_PPROF"}},
+		{name: "unknown key", args: ok, file: "nod-id: x\nzone: z\n", want: []string{"nod-id", "unknown"}},
+		{name: "nested key", args: ok, file: "grpc:\n  addr: x\n", want: []string{"grpc", "unknown"}},
+		{name: "nested value", args: ok, file: "zone: {a: b}\n", want: []string{"zone", "file"}},
+		{name: "value in the file", args: ok, file: "memory: 12\n", want: []string{"memory", "file", "12"}},
+		{name: "no YAML", args: ok, file: "a: [", want: []string{"config"}},
+		{name: "no file", args: append(ok, "--config", "/nonexistent/x.yaml"), want: []string{"config", "/nonexistent/x.yaml"}},
+	} {
+		args := append([]string(nil), c.args...)
+		if c.file != "" {
+			args = append(args, "--config", writeFile(t, c.file))
+		}
+		code, stdout, stderr := here(c.environ, args...)
+		if code != exitUsage || stdout != "" {
+			t.Errorf("%s: code %d, printed %q", c.name, code, stdout)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(stderr, w) {
+				t.Errorf("%s: %q does not say %q", c.name, stderr, w)
+			}
+		}
+	}
+}
+
+func TestAdvertised(t *testing.T) {
+	c, err := load(t, nil, "--node-id", "n", "--data-dir", "d", "--grpc-addr", "0.0.0.0:1", "--raft-addr", ":2", "--gossip-addr", "[::]:3",
+		"--http-addr", "", "--advertise-host", "h", "--advertise-raft-addr", "r:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.validate(); err != nil {
+		t.Fatal(err)
+	}
+	if c.advertiseGRPC != "h:1" || c.advertiseRaft != "r:9" || c.advertiseGossip != "h:3" || c.advertiseHTTP != "" {
+		t.Errorf("%q %q %q %q", c.advertiseGRPC, c.advertiseRaft, c.advertiseGossip, c.advertiseHTTP)
+	}
+}
+
+func TestParseBytes(t *testing.T) {
+	for in, want := range map[string]int64{"1B": 1, "2KiB": 2 << 10, "3 MiB": 3 << 20, "4GiB": 4 << 30, "5TiB": 5 << 40, "0B": 0,
+		"1": -1, "": -1, "GiB": -1, "-1GiB": -1, "1GB": -1, "1.5GiB": -1, "8388608TiB": -1, "9223372036854775807B": 1<<63 - 1} {
+		got, err := parseBytes(in)
+		if err != nil {
+			got = -1
+		}
+		if got != want {
+			t.Errorf("%q: %d, want %d", in, got, want)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	code, out, stderr := here([]string{"KEELSTATE_ZONE=z1", "KEELSTATE_TYPO=1"}, "config", "explain", "--engine", "mem")
+	if code != 0 {
+		t.Fatalf("%d %s", code, stderr)
+	}
+	for _, s := range nodeSettings() {
+		if !strings.Contains(out, "\n"+s.name+" ") {
+			t.Errorf("%s is missing:\n%s", s.name, out)
+		}
+	}
+	for _, want := range []string{"environment KEELSTATE_ZONE", "flag --engine", "KEELSTATE_TYPO"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is missing:\n%s", want, out)
+		}
+	}
+}
+
+const docsHead = `# Configuration of a node
+
+` + "`keelstate-node`" + ` takes each setting from one place: a flag, else an environment
+variable, else a key of the YAML file named by ` + "`--config`" + ` or ` + "`KEELSTATE_CONFIG`" + `, else
+the default. ` + "`keelstate-node config explain`" + `, with the same flags, prints every value and
+where it comes from. An unknown key of the file is refused. An unknown variable that
+starts with ` + "`KEELSTATE_`" + ` is not, because container platforms add some; ` + "`config explain`" + `
+lists it as ignored.
+
+Keys of the file are the names below, on one level; ` + "`join`" + ` may be a list. Sizes have a unit
+(` + "`512MiB`, `1GiB`" + `), durations too (` + "`30s`" + `).
+
+| setting | environment | default | meaning |
+|---|---|---|---|
+`
+
+const docsTail = `
+**Addresses.** A node that listens on all interfaces must say how others reach it, by
+` + "`advertise-host`" + ` or one ` + "`advertise-...`" + ` per address. Nothing is encrypted yet: keep the
+listening addresses on a private network.
+
+**Memory.** With engine rocks, half of ` + "`memory`" + ` is RocksDB's (block cache and write buffers) and
+the other half is the soft limit of the Go heap; with engine mem, all of it is the soft limit.
+The limit makes the collector work harder; it does not refuse writes.
+
+**Stopping.** SIGTERM or SIGINT: readiness turns false, leadership is handed over, calls end,
+everything is closed; at most ` + "`drain-timeout`" + ` is waited for the first three. A second signal ends
+the process at once, which loses nothing that was acknowledged.
+
+**Exit codes.** 0 stopped by a signal; 1 failed; 2 usage; 70 the disk failed a write or an fsync,
+and the last log line has the cause: do not start the node again before the disk is looked at.
+
+**HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts; it
+does not depend on other nodes. ` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
+The gRPC health service says the same as ` + "`/readyz`" + `.
+
+This file is generated: ` + "`go test ./cmd/node -run TestConfigPage -rewrite`" + `.
+`
+
+// TestConfigPage keeps docs/config.md current.
+func TestConfigPage(t *testing.T) {
+	var b bytes.Buffer
+	b.WriteString(docsHead)
+	for _, s := range nodeSettings() {
+		def := "`" + s.def + "`"
+		if s.def == "" {
+			def = ""
+		}
+		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s |\n", s.name, s.env(), def, s.usage)
+	}
+	b.WriteString(docsTail)
+	name := filepath.Join("..", "..", "docs", "config.md")
+	if *rewrite {
+		if err := os.WriteFile(name, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, b.Bytes()) {
+		t.Errorf("%s is out of date; run this test with -rewrite", name)
+	}
+}
