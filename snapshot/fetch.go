@@ -17,7 +17,8 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 )
 
-// Source opens files of a snapshot elsewhere, from an offset on.
+// Source opens files of a snapshot elsewhere, from an offset on. Close of what
+// Open returns may come while a Read waits, and must end it.
 type Source interface {
 	Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 }
@@ -208,11 +209,14 @@ func (f *fetch) body(ctx context.Context, out *os.File, want *File, have int64, 
 		return err
 	}
 	defer in.Close()
+	// A body that stalls is closed when the context ends: Read then returns.
+	stop := context.AfterFunc(ctx, func() { in.Close() })
+	defer stop()
 	// One byte more than wanted tells a body that is too long.
 	w := io.MultiWriter(out, h, progressWriter{f})
 	n, err := io.Copy(w, io.LimitReader(&contextReader{ctx: ctx, r: in}, want.Size-have))
 	if err != nil {
-		return err
+		return errors.Join(ctx.Err(), err)
 	}
 	if have+n != want.Size {
 		return fmt.Errorf("the body ended at %d of %d bytes: %w", have+n, want.Size, io.ErrUnexpectedEOF)

@@ -77,13 +77,15 @@ func HashFiles(ctx context.Context, dir string, cache *HashCache) ([]File, error
 	if err != nil {
 		return nil, fmt.Errorf("hashing files: %w", err)
 	}
+	for _, e := range entries { // before any goroutine reads
+		if !e.Type().IsRegular() {
+			return nil, fmt.Errorf("hashing files: %s is no regular file: %w", e.Name(), base.ErrInvalid)
+		}
+	}
 	files := make([]File, len(entries))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(hashParallel)
 	for i, e := range entries {
-		if !e.Type().IsRegular() {
-			return nil, fmt.Errorf("hashing files: %s is no regular file: %w", e.Name(), base.ErrInvalid)
-		}
 		g.Go(func() error {
 			f, err := hashFile(ctx, dir, e.Name(), cache)
 			files[i] = f

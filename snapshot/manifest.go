@@ -44,9 +44,11 @@ type File struct {
 
 // Limits of a manifest.
 const (
-	MaxFiles       = 100_000
-	MaxNameBytes   = 255
+	MaxFiles = 100_000
+	// MaxNameBytes leaves room for the suffix of a part in a file name of 255.
+	MaxNameBytes   = 255 - len(partSuffix)
 	MaxObjectBytes = 1024
+	maxEngineBytes = 255
 )
 
 // The constants of the format are frozen.
@@ -138,7 +140,7 @@ func (m *Manifest) validate() error {
 	switch {
 	case m.M < 1 || m.M > 32768 || m.Range.Empty() || int(m.Range.Hi) > m.M:
 		return base.Invalid("range", fmt.Sprintf("%s of %d key groups", m.Range, m.M))
-	case len(m.Engine) == 0 || len(m.Engine) > MaxNameBytes:
+	case len(m.Engine) == 0 || len(m.Engine) > maxEngineBytes:
 		return base.Invalid("engine", "1 to 255 bytes")
 	case len(m.Files) > MaxFiles:
 		return &base.Error{Cause: base.ErrTooLarge, Field: "files", Ordinal: -1, Hint: fmt.Sprintf("at most %d", MaxFiles)}
