@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# A real job on a real cluster, with failures, and the right answer.
+#
+# Starts three nodes on free ports, counts 20,000 flights, kills the job itself
+# and starts it again, kills the node that leads a shard, starts that again, and
+# compares both reports with the expected answer and the replicas with each
+# other. Exits non-zero if anything differs. Everything is left in .demo/.
+#
+# Variables: RATE rows per second (1500), KILL_JOB_AT and KILL_NODE_AT rows
+# acknowledged (4000, 8000).
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+rate=${RATE:-1500}
+kill_job_at=${KILL_JOB_AT:-4000}
+kill_node_at=${KILL_NODE_AT:-8000}
+data=examples/flights/testdata
+rows=20000
+
+# free_ports prints a number above which all ports that the nodes need are free.
+free_ports() {
+    local try base i
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        base=$((20000 + (RANDOM + try * 131) % 1000 * 10))
+        for i in 1 2 3; do
+            if taken $((base + i)) || taken $((base + 3 + i)) || taken $((base + 6 + i)) || taken $((base + 9 + i)); then
+                continue 2
+            fi
+        done
+        printf '%s\n' "$base"
+        return
+    done
+    fail "found no free ports on 127.0.0.1"
+}
+
+job=""
+# Called by the trap.
+# shellcheck disable=SC2317
+clean_up() {
+    local code=$?
+    trap - EXIT
+    if [ -n "$job" ]; then kill -KILL "$job" 2>/dev/null || true; fi
+    stop_nodes 1 2 3
+    if [ "$code" -ne 0 ]; then say "demo: FAILED; logs are in $dir/"; fi
+    exit "$code"
+}
+
+start_job() {
+    bin/flights --endpoints "$endpoints" --input "$data/flights-20k.csv" --rate "$rate" --acks "$dir/acks.csv" \
+        --report "$dir/report.csv" --days "$dir/days.csv" 2>>"$dir/job.log" &
+    job=$!
+}
+
+# acked prints how many rows are acknowledged, over all runs of the job.
+acked() { awk -F, '{n += $5} END {print n + 0}' "$dir/acks.csv"; }
+
+job_runs() { [ -n "$job" ] && kill -0 "$job" 2>/dev/null; }
+
+acked_at_least() {
+    job_runs || fail "the job ended too early: $(tail -n 1 "$dir/job.log")"
+    [ "$(acked)" -ge "$1" ]
+}
+
+# leaders prints "shard node" lines.
+leaders() {
+    ctl shard list -o jsonl --columns id,leader |
+        sed -n 's/.*"id": *"\{0,1\}\([0-9]*\)"\{0,1\}.*"leader": *"\([^"]*\)".*/\1 \2/p'
+}
+
+# resumed SINCE SHARD... succeeds when all these shards have acknowledged an
+# update again, and puts into resumed_ms how long the slowest took. In the first
+# 100 ms, replies of the dead node may still arrive; no shard has a new leader
+# that soon.
+resumed() {
+    local since=$1
+    shift
+    resumed_ms=$(awk -F, -v since="$since" -v shards="$*" '
+        BEGIN { n = split(shards, want, " ") }
+        $1 > since + 100 && !($3 in first) { first[$3] = $1 - since }
+        END {
+            for (i = 1; i <= n; i++) {
+                if (!(want[i] in first)) exit 1
+                if (first[want[i]] > slowest) slowest = first[want[i]]
+            }
+            print slowest
+        }' "$dir/acks.csv")
+}
+
+differences=0
+verdict() { # verdict NAME COMMAND...
+    local name=$1
+    shift
+    if "$@"; then
+        say "  ok    $name"
+    else
+        say "  WRONG $name"
+        differences=$((differences + 1))
+    fi
+}
+
+# days_of_input is the second answer, by a single pass of awk.
+days_of_input() {
+    echo origin,day,flights
+    awk -F, 'NR > 1 { n[$4 "," substr($1, 1, 10)]++ } END { for (k in n) print k "," n[k] }' "$data/flights-20k.csv" | LC_ALL=C sort
+}
+
+# days_sum_to_flights compares the two reports with each other.
+days_sum_to_flights() {
+    awk -F, 'FNR == 1 { file++; next }
+        file == 1 { days[$1] += $3 }
+        file == 2 { flights[$1] = $2; if (days[$1] != $2) { bad = 1; print "origin " $1 ": " days[$1] " in the days, " $2 " flights" } }
+        END { for (o in days) if (!(o in flights)) bad = 1; exit bad }' "$dir/days.csv" "$dir/report.csv" >&2
+}
+
+hashes_agree() { ctl shard hash --timeout 60s >"$dir/hashes.txt"; }
+
+build
+layout .demo 0 0 0 0
+for i in 1 2 3; do
+    if runs "$i"; then
+        say "demo: stopping n$i of an earlier demo"
+        stop_nodes "$i"
+    fi
+done
+rm -rf .demo
+mkdir .demo
+: >.demo/acks.csv
+base=$(free_ports)
+layout .demo "$base" $((base + 3)) $((base + 6)) $((base + 9))
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+say "demo: starting three nodes (127.0.0.1:$((grpc + 1)) to $((grpc + 3))), data in .demo/"
+for i in 1 2 3; do start_node "$i"; done
+found || fail "the cluster did not become healthy"
+
+say "demo: counting $rows flights, $rate rows/s"
+started=$(now_ms)
+start_job
+await 120 "$kill_job_at rows are acknowledged" acked_at_least "$kill_job_at"
+kill -KILL "$job"
+wait "$job" 2>/dev/null || true
+say "demo: killed the job at $(acked) rows; starting it again"
+start_job
+await 120 "$kill_node_at rows are acknowledged" acked_at_least "$kill_node_at"
+
+leaders >"$dir/leaders.txt"
+read -r _ victim <"$dir/leaders.txt" || fail "keelctl shard list names no leader"
+shards=$(awk -v n="$victim" '$2 == n { print $1 }' "$dir/leaders.txt" | tr '\n' ' ')
+killed=$(now_ms)
+kill_node "${victim#n}"
+say "demo: killed $victim, the leader of shard ${shards% }, at $(acked) rows"
+# shellcheck disable=SC2086
+await 60 "shards ${shards% } take writes again" resumed "$killed" $shards
+say "demo: all its shards took writes again after $resumed_ms ms; starting $victim again"
+start_node "${victim#n}"
+
+code=0
+wait "$job" || code=$?
+job=""
+took=$(($(now_ms) - started))
+[ "$code" -eq 0 ] || fail "the job ended with code $code: $(tail -n 1 "$dir/job.log")"
+
+say "demo: comparing"
+days_of_input >"$dir/days-expected.csv"
+verdict "report: equal to the expected answer" cmp "$dir/report.csv" "$data/flights-20k-expected.csv"
+verdict "days: equal to a single pass over the input" cmp "$dir/days.csv" "$dir/days-expected.csv"
+verdict "days sum to flights" days_sum_to_flights
+verdict "no row was acknowledged twice" [ "$(acked)" -le "$rows" ]
+verdict "all nodes are healthy again" ctl cluster status --exit-when-healthy --wait 90s --quiet -o json >"$dir/status.json"
+verdict "all replicas hold the same" hashes_agree
+
+say
+say "rows                 $rows, each counted once, through a killed job and a killed node"
+say "throughput           $((rows * 1000 / took)) rows/s over the whole run, throttled to $rate"
+say "writes resumed after $resumed_ms ms (SIGKILL of $victim, leader of shard ${shards% })"
+if [ "$differences" -ne 0 ]; then
+    say "verdict              WRONG: $differences differences"
+    exit 1
+fi
+say "verdict              correct"
