@@ -98,7 +98,7 @@ func restricted() []importRule {
 			why: "gRPC and protobuf stay at the edges",
 			targets: []string{"google.golang.org/grpc", "google.golang.org/protobuf", "google.golang.org/genproto",
 				"github.com/golang/protobuf"},
-			allowed: []string{"api", "client", "cluster/transport", "cmd", "examples"},
+			allowed: []string{"api", "client", "cluster/transport", "cmd", "examples", "bench"},
 		},
 		{why: "only engine/rocks knows RocksDB", targets: []string{"github.com/linxGnu/grocksdb"}, allowed: []string{"engine/rocks"}},
 		{why: "only objectstore/s3 knows minio-go", targets: []string{"github.com/minio/minio-go"}, allowed: []string{"objectstore/s3"}},

@@ -59,6 +59,7 @@ func TestRuleEdges(t *testing.T) {
 		{out("api/server/x.go", "github.com/hashicorp/raft"), true},
 		{out("cluster/x.go", "google.golang.org/grpc/codes"), true},
 		{out("cluster/transport/x.go", "google.golang.org/grpc"), false},
+		{out("bench/ksbench/x.go", "google.golang.org/grpc"), false},
 		{out("raftfsm/x.go", "google.golang.org/protobuf/proto"), true},
 		{out("engine/mem/x.go", "github.com/linxGnu/grocksdb"), true},
 		{out("engine/rocks/x.go", "github.com/linxGnu/grocksdb"), false},

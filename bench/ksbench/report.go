@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+)
+
+func reportCommand() *cobra.Command {
+	return &cobra.Command{Use: "report FILE", Short: "Print a file of results as Markdown tables", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			return report(cmd.OutOrStdout(), f)
+		}}
+}
+
+// report prints the loads in the order measured, then the rest.
+func report(w io.Writer, r io.Reader) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	head := "| mode | work | clients | shards | calls/s | keys/s | p50 ms | p99 ms | errors | load |\n|---|---|---|---|---|---|---|---|---|---|\n"
+	var slowest []int64
+	var rest string
+	for n := 1; lines.Scan(); n++ {
+		var rec record
+		if err := json.Unmarshal(lines.Bytes(), &rec); err != nil {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+		switch {
+		case rec.Load != nil:
+			l := rec.Load
+			fmt.Fprintf(w, "%s| %s | %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d | %s |\n", head, l.Mode, l.Work, l.Clients, l.Shards,
+				l.CallsPerSecond, l.KeysPerSecond, float64(l.P50us)/1e3, float64(l.P99us)/1e3, l.Errors, rec.LoadAvg)
+			head = ""
+		case rec.Resume != nil:
+			slowest = append(slowest, rec.Resume.SlowestMs)
+		case rec.Restart != nil:
+			rest += fmt.Sprintf("- restart of %s: ready after %d ms, served as leader after %d ms, %.0f snapshots installed (load %s)\n",
+				rec.Restart.Node, rec.Restart.ReadyMs, rec.Restart.ServedMs, rec.Restart.Installed, rec.LoadAvg)
+		case rec.Fill != nil:
+			rest += fmt.Sprintf("- fill: %d keys of %d bytes in %.1f s (load %s)\n", rec.Fill.Keys, rec.Fill.ValueBytes, rec.Fill.Seconds, rec.LoadAvg)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if len(slowest) > 0 {
+		slices.Sort(slowest)
+		rest += fmt.Sprintf("- writes resumed after SIGKILL of a leader: %d rounds, median %d ms, max %d ms\n", len(slowest),
+			median(slowest), slowest[len(slowest)-1])
+	}
+	if rest != "" {
+		rest = "\n" + rest
+	}
+	_, err := io.WriteString(w, rest)
+	return err
+}
+
+// median of a sorted list; of an even number the mean of the two in the middle.
+func median(sorted []int64) int64 {
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
