@@ -83,6 +83,12 @@ fresh() {
     cluster_is_up=yes
 }
 
+pids() {
+    local i all=""
+    for i in 1 2 3; do all="$all${all:+,}n$i=$(node_pid "$i")"; done
+    printf '%s\n' "$all"
+}
+
 healthy() { ctl cluster status --exit-when-healthy --wait 90s --quiet >/dev/null || fail "the cluster did not become healthy; see .bench/n*.log"; }
 
 # memory prints the most that each node ever held.
@@ -150,25 +156,23 @@ run_log() {
 run_writes() {
     fresh
     part writes "three nodes, $shards shards, 100-byte values; batches of 100: any shards (batch), one shard as a whole (atomic)"
-    ks load --endpoints "$endpoints" --modes "$modes" --works write,batch,atomic --clients "$clients" --time "${seconds}s"
+    ks load --endpoints "$endpoints" --pids "$(pids)" --modes "$modes" --works write,batch,atomic --clients "$clients" --time "${seconds}s"
     memory
 }
 
 run_reads() {
     fresh
     part reads "three nodes, $shards shards, linearizable, 100-byte values, multi-gets of 100 keys of any shards"
-    ks load --endpoints "$endpoints" --modes "$modes" --works read,multiget --clients "$clients" --time "${seconds}s"
+    ks load --endpoints "$endpoints" --pids "$(pids)" --modes "$modes" --works read,multiget --clients "$clients" --time "${seconds}s"
     memory
 }
 
 run_resume() {
     fresh
     part resume "the leader of most shards dies by SIGKILL, $rounds rounds; one writer for each shard"
-    local i round node
+    local round node
     for round in $(seq "$rounds"); do
-        local pids=""
-        for i in 1 2 3; do pids="$pids${pids:+,}n$i=$(node_pid "$i")"; done
-        node=$(ks resume --endpoints "$endpoints" --pids "$pids" | tee /dev/stderr | sed -n 's/^killed n\([1-3]\):.*/\1/p')
+        node=$(ks resume --endpoints "$endpoints" --pids "$(pids)" | tee /dev/stderr | sed -n 's/^killed n\([1-3]\):.*/\1/p')
         await 10 "node n$node is gone" gone "$node"
         start_node "$node"
         healthy

@@ -52,7 +52,8 @@ ctl() { bin/keelctl --endpoints "$endpoints" "$@"; }
 node_pid() {
     local pid
     pid=$(cat "$dir/n$1.pid" 2>/dev/null) || return 1
-    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q -- "keelstate-node .*--data-dir $dir/n$1 " || return 1
+    [ -n "$pid" ] && { tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null |
+        grep -q -- "keelstate-node .*--data-dir $dir/n$1 " || return 1
     printf '%s\n' "$pid"
 }
 
@@ -107,9 +108,15 @@ stop_nodes() {
     done
 }
 
-# kill_node I is a crash.
+# kill_node I is a crash. It notes when the signal was sent (killed_ms), and when
+# the process was seen to be gone (gone_ms).
 kill_node() {
-    kill -KILL "$(node_pid "$1")" && await 10 "node n$1 is gone" gone "$1"
+    local pid
+    pid=$(node_pid "$1") || return 1
+    killed_ms=$(now_ms)
+    kill -KILL "$pid"
+    await 10 "node n$1 is gone" gone "$1"
+    gone_ms=$(now_ms)
 }
 
 # found makes the nodes a cluster; again, it only looks whether they are.

@@ -129,7 +129,7 @@ func precheck(o *options) (rows int64, err error) {
 }
 
 func connect(ctx context.Context, o *options) (*keel.Client, error) {
-	client, err := keel.Open(ctx, o.endpoints, keel.WithCallTimeout(20*time.Second))
+	client, err := keel.Open(ctx, o.endpoints, keel.WithCallTimeout(20*time.Second), keel.WithBackoff(10*time.Millisecond, 200*time.Millisecond))
 	if err != nil {
 		return nil, err
 	}
