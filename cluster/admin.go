@@ -43,6 +43,14 @@ func (n *Node) serveAdmin() {
 	t := n.transport
 	t.Handle(methodLeaders, n.serveLeaders)
 	t.Handle(methodRejoin, n.serveRejoin)
+	t.Handle(methodHello, func(context.Context, base.NodeID, []byte) ([]byte, error) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.mu.draining || n.mu.closed {
+			return nil, base.ErrShuttingDown
+		}
+		return nil, nil
+	})
 	t.Handle(methodStatus, func(ctx context.Context, _ base.NodeID, _ []byte) ([]byte, error) {
 		st, err := n.NodeStatus(ctx)
 		return jsonReply(st, err)
@@ -218,6 +226,9 @@ func (r *replica) ready() string {
 	if r.raft == nil {
 		return fmt.Sprintf("replica of %s is not started", r.id)
 	}
+	if r.raft.State() == raft.Shutdown {
+		return fmt.Sprintf("replica of %s was stopped by its log", r.id)
+	}
 	index, conf := r.machine.Configuration()
 	if index == 0 {
 		return fmt.Sprintf("replica of %s has no configuration yet", r.id)
@@ -250,7 +261,10 @@ func (n *Node) Ready() (bool, string) {
 		return false, "the node does not belong to a cluster yet"
 	}
 	if v.Cluster() == nil {
-		return false, "the node has no copy of the cluster's metadata yet"
+		return false, n.whyNoMetadata()
+	}
+	if founding(v) && len(v.Shards()) == 0 {
+		return false, "the cluster is being founded"
 	}
 	for _, rec := range v.Shards() {
 		for _, rep := range rec.Replicas {
@@ -269,6 +283,19 @@ func (n *Node) Ready() (bool, string) {
 		}
 	}
 	return true, ""
+}
+
+// whyNoMetadata says in words what a node waits for that has no copy of the
+// metadata.
+func (n *Node) whyNoMetadata() string {
+	why := "the node has no copy of the cluster's metadata yet"
+	if n.Identity().Rejoin {
+		why += "; its raft log was lost and it asks its peers to be taken in again"
+	}
+	if s := n.system.Load(); s != nil && s.leaderNode() == "" {
+		why += "; it knows no leader of the system group"
+	}
+	return why
 }
 
 // liveLimit is how old the oldest fsync in flight may be before the node counts
@@ -402,6 +429,9 @@ func (r *replica) waitMark(ctx context.Context, mark uint64) error {
 	return r.machine.WaitMark(ctx, mark)
 }
 
+// markKept is how long the views of hash marks are kept after their last use.
+const markKept = 2 * time.Minute
+
 // hashWait bounds how long a replica waits to reach a hash mark.
 const hashWait = 30 * time.Second
 
@@ -411,6 +441,7 @@ func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error)
 	if err := r.healthy(); err != nil {
 		return nil, err
 	}
+	r.hashedAt.Store(time.Now().UnixNano())
 	report, err := r.machine.HashAt(ctx, mark)
 	if errors.Is(err, base.ErrNotFound) {
 		if _, lerr := r.leading(); lerr == nil {
@@ -549,7 +580,7 @@ func (n *Node) Drain(ctx context.Context) error {
 		if err != nil || len(voters) < 2 {
 			continue
 		}
-		if err := g.raft.LeadershipTransfer().Error(); err != nil {
+		if err := g.await(g.raft.LeadershipTransfer()); err != nil {
 			errs = append(errs, fmt.Errorf("handing over %s: %w", g.id, err))
 		}
 	}

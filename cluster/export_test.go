@@ -1,0 +1,60 @@
+package cluster
+
+import (
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+// ShardSessions is what a node's replica remembers: how many sessions, and the
+// system revision of the last forgetting.
+func (n *Node) ShardSessions(g base.GroupID) (sessions int, forgotten base.Revision, err error) {
+	r, err := n.replicaOf(g)
+	if err != nil {
+		return 0, 0, err
+	}
+	h := r.machine.Header()
+	return int(h.Sessions), h.Forgotten, nil
+}
+
+// ProposeAs proposes one write at this leader as if its copy of the metadata
+// were of another revision, past all early checks.
+func (n *Node) ProposeAs(g base.GroupID, revision base.Revision, req *raftfsm.Request) (raftfsm.Result, error) {
+	r, err := n.replicaOf(g)
+	if err != nil {
+		return raftfsm.Result{}, err
+	}
+	if err := r.fillGroups(req); err != nil {
+		return raftfsm.Result{}, err
+	}
+	encoded, err := raftfsm.AppendRequest(nil, req)
+	if err != nil {
+		return raftfsm.Result{}, err
+	}
+	out, err := r.command(raftfsm.AppendWrite(nil, r.machine.Header().ClockMs, revision, encoded))
+	if err != nil {
+		return raftfsm.Result{}, err
+	}
+	if len(out.Results) != 1 {
+		return raftfsm.Result{}, errors.New("not one result")
+	}
+	return out.Results[0], nil
+}
+
+// StoreFamilies lists the families that exist in a replica's live store.
+func (n *Node) StoreFamilies(g base.GroupID) ([]engine.FamilyID, error) {
+	r, err := n.replicaOf(g)
+	if err != nil {
+		return nil, err
+	}
+	store, release, err := r.machine.Store()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return slices.Sorted(maps.Keys(store.Families())), nil
+}
