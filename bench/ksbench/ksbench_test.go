@@ -131,7 +131,7 @@ func TestSumMetric(t *testing.T) {
 func TestReportReadsWhatWasSaved(t *testing.T) {
 	c := common{json: filepath.Join(t.TempDir(), "results.jsonl"), label: "l"}
 	for _, r := range []record{
-		{What: "load", LoadAvg: "0.50", Load: &result{Mode: "client", Work: "write", Clients: 64, Shards: 4, CallsPerSecond: 1234, KeysPerSecond: 1234, P50us: 1500, P99us: 9000}},
+		{What: "load", LoadAvg: "0.50", Load: &result{Mode: "client", Work: "write", Clients: 64, Shards: 4, CallsPerSecond: 1234, KeysPerSecond: 1234, P50us: 1500, P99us: 9000, NodeCPUus: 310}},
 		{What: "resume", Resume: &resumed{SlowestMs: 900}},
 		{What: "resume", Resume: &resumed{SlowestMs: 700}},
 		{What: "restart", Restart: &restart{Node: "n1", ReadyMs: 10, ServedMs: 20}},
@@ -149,7 +149,7 @@ func TestReportReadsWhatWasSaved(t *testing.T) {
 	if err := report(&out, f); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"| client | write | 64 | 4 | 1234 | 1234 | 1.50 | 9.00 | 0 | 0.50 |", "2 rounds, median 800 ms, max 900 ms", "served as leader after 20 ms"} {
+	for _, want := range []string{"| client | write | 64 | 4 | 1234 | 1234 | 1.50 | 9.00 | 310 | 0 | 0 | 0.50 |", "2 rounds, median 800 ms, max 900 ms", "served as leader after 20 ms"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -172,6 +172,21 @@ func TestArgumentsAreChecked(t *testing.T) {
 	}
 	if got, err := parsePids("n1=12,n2=13"); err != nil || got["n1"] != 12 || got["n2"] != 13 {
 		t.Errorf("%v, %v", got, err)
+	}
+}
+
+func TestProcessorTime(t *testing.T) {
+	if d := statTime([]byte("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0\n")); d != 1750*time.Millisecond {
+		t.Errorf("%v", d)
+	}
+	if statTime([]byte("7 (x) S 1")) != 0 || statTime(nil) != 0 {
+		t.Error("a short line has a time")
+	}
+	before, own := processorTime([]int{os.Getpid()}), ownTime()
+	for ownTime()-own < 100*time.Millisecond {
+	}
+	if d := processorTime([]int{os.Getpid(), 1 << 30}) - before; d < 50*time.Millisecond || d > 10*time.Second {
+		t.Errorf("used %v", d)
 	}
 }
 

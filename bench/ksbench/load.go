@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,10 +41,10 @@ var errMissing = errors.New("a key that was written is missing")
 // loadOptions describe a series of measurements.
 type loadOptions struct {
 	common
-	modes, works, clients string
-	seconds, warmup       time.Duration
-	maxOps                int64
-	keys, per, valueBytes int
+	modes, works, clients, pids string
+	seconds, warmup             time.Duration
+	maxOps                      int64
+	keys, per, valueBytes       int
 }
 
 // result is one measurement.
@@ -58,10 +60,15 @@ type result struct {
 	// CallsPerSecond and KeysPerSecond differ by Per.
 	CallsPerSecond float64 `json:"calls_per_s"`
 	KeysPerSecond  float64 `json:"keys_per_s"`
-	P50us          int64   `json:"p50_us"`
-	P99us          int64   `json:"p99_us"`
-	MaxUs          int64   `json:"max_us"`
-	FirstError     string  `json:"first_error,omitempty"`
+	// NodeCPUus and ClientCPUus are the processor time per call, of all nodes
+	// given by --pids and of this process: they depend less than the rest on what
+	// else runs on the machine. 0 is not measured.
+	NodeCPUus   float64 `json:"node_cpu_us_per_call"`
+	ClientCPUus float64 `json:"client_cpu_us_per_call"`
+	P50us       int64   `json:"p50_us"`
+	P99us       int64   `json:"p99_us"`
+	MaxUs       int64   `json:"max_us"`
+	FirstError  string  `json:"first_error,omitempty"`
 }
 
 func loadCommand() *cobra.Command {
@@ -73,6 +80,7 @@ func loadCommand() *cobra.Command {
 	f.StringVar(&o.modes, "modes", "client,grpc", "client (streams, sessions) and grpc (unary calls, no session)")
 	f.StringVar(&o.works, "works", "write,batch,atomic,read,multiget", "what the calls do")
 	f.StringVar(&o.clients, "clients", "1,64,256", "numbers of clients")
+	f.StringVar(&o.pids, "pids", "", "node=pid of the nodes on this machine, separated by commas: gives their processor time")
 	f.DurationVar(&o.seconds, "time", 5*time.Second, "how long each measurement takes")
 	f.DurationVar(&o.warmup, "warmup", time.Second, "how long each runs before it counts")
 	f.Int64Var(&o.maxOps, "max-calls", 5_000_000, "a measurement ends early after so many calls")
@@ -90,7 +98,8 @@ func (o *loadOptions) run(ctx context.Context) error {
 	if o.keys < 1 || o.per < 1 || o.valueBytes < 0 || o.seconds <= 0 || o.warmup < 0 || o.maxOps < 1 {
 		return fmt.Errorf("keys, per, time and max-calls must be positive, value-bytes and warmup not negative")
 	}
-	fmt.Printf("%-7s %-9s %8s %12s %12s %10s %10s %10s %7s %6s\n", "mode", "work", "clients", "calls/s", "keys/s", "p50 us", "p99 us", "max us", "errors", "load")
+	fmt.Printf("%-7s %-9s %8s %12s %12s %10s %10s %10s %9s %9s %7s %6s\n", "mode", "work", "clients", "calls/s", "keys/s", "p50 us",
+		"p99 us", "max us", "node cpu", "own cpu", "errors", "load")
 	for _, mode := range strings.Split(o.modes, ",") {
 		t, err := o.target(ctx, mode)
 		if err != nil {
@@ -137,8 +146,8 @@ func (o *loadOptions) measureAll(ctx context.Context, t target, mode string, cli
 				return err
 			}
 			r.Mode = mode
-			fmt.Printf("%-7s %-9s %8d %12.0f %12.0f %10d %10d %10d %7d %6s\n", r.Mode, r.Work, r.Clients, r.CallsPerSecond,
-				r.KeysPerSecond, r.P50us, r.P99us, r.MaxUs, r.Errors, load)
+			fmt.Printf("%-7s %-9s %8d %12.0f %12.0f %10d %10d %10d %9.0f %9.0f %7d %6s\n", r.Mode, r.Work, r.Clients, r.CallsPerSecond,
+				r.KeysPerSecond, r.P50us, r.P99us, r.MaxUs, r.NodeCPUus, r.ClientCPUus, r.Errors, load)
 			if r.FirstError != "" {
 				fmt.Printf("        first error: %s\n", r.FirstError)
 			}
@@ -263,8 +272,15 @@ func (o *loadOptions) measure(ctx context.Context, t target, g *keyring, work st
 	// A call may outlast the end, but not for ever.
 	ctx, cancel := context.WithDeadline(ctx, end.Add(maxLatency))
 	defer cancel()
+	pids, err := o.nodes()
+	if err != nil {
+		return nil, err
+	}
 	var left atomic.Int64
 	left.Store(o.maxOps)
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	used := watchCPU(watching, pids, begin, end)
 	tallies := make([]tally, clients)
 	last := make([]time.Time, clients)
 	per := 1
@@ -300,6 +316,13 @@ func (o *loadOptions) measure(ctx context.Context, t target, g *keyring, work st
 		r.CallsPerSecond = float64(r.Calls) / r.Seconds
 		r.KeysPerSecond = r.CallsPerSecond * float64(per)
 	}
+	if left.Load() <= 0 {
+		stop() // what was used until the end is not for these calls alone
+	}
+	if nodes, own := used(); r.Calls > 0 {
+		r.NodeCPUus = float64(nodes.Microseconds()) / float64(r.Calls)
+		r.ClientCPUus = float64(own.Microseconds()) / float64(r.Calls)
+	}
 	r.P50us, r.P99us, r.MaxUs = sum.ValueAtQuantile(50), sum.ValueAtQuantile(99), sum.Max()
 	return r, ctx.Err()
 }
@@ -330,6 +353,15 @@ func repeat(ctx context.Context, call func(context.Context) error, t *tally, lef
 			}
 		}
 	}
+}
+
+// nodes are the processes whose processor time is wanted.
+func (o *loadOptions) nodes() ([]int, error) {
+	if o.pids == "" {
+		return nil, nil
+	}
+	byNode, err := parsePids(o.pids)
+	return slices.Collect(maps.Values(byNode)), err
 }
 
 func numbers(list string) ([]int, error) {

@@ -27,7 +27,7 @@ func reportCommand() *cobra.Command {
 func report(w io.Writer, r io.Reader) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
-	head := "| mode | work | clients | shards | calls/s | keys/s | p50 ms | p99 ms | errors | load |\n|---|---|---|---|---|---|---|---|---|---|\n"
+	head := "| mode | work | clients | shards | calls/s | keys/s | p50 ms | p99 ms | node CPU us/call | client CPU us/call | errors | load |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
 	var slowest []int64
 	var rest string
 	for n := 1; lines.Scan(); n++ {
@@ -38,8 +38,8 @@ func report(w io.Writer, r io.Reader) error {
 		switch {
 		case rec.Load != nil:
 			l := rec.Load
-			fmt.Fprintf(w, "%s| %s | %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %d | %s |\n", head, l.Mode, l.Work, l.Clients, l.Shards,
-				l.CallsPerSecond, l.KeysPerSecond, float64(l.P50us)/1e3, float64(l.P99us)/1e3, l.Errors, rec.LoadAvg)
+			fmt.Fprintf(w, "%s| %s | %s | %d | %d | %.0f | %.0f | %.2f | %.2f | %.0f | %.0f | %d | %s |\n", head, l.Mode, l.Work, l.Clients, l.Shards,
+				l.CallsPerSecond, l.KeysPerSecond, float64(l.P50us)/1e3, float64(l.P99us)/1e3, l.NodeCPUus, l.ClientCPUus, l.Errors, rec.LoadAvg)
 			head = ""
 		case rec.Resume != nil:
 			slowest = append(slowest, rec.Resume.SlowestMs)
