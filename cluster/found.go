@@ -263,7 +263,7 @@ func (n *Node) leadSystem(s *system, v *meta.View) {
 	} else {
 		warn("reading the founding", err)
 	}
-	warn("changing the system group's members", s.reconcileMembers(s.wantedMembers(v)))
+	warn("changing the system group's members", s.reconcileMembers(s.wantedMembers(v), nil))
 	warn("ending sessions", n.expireSessions(ctx, s))
 	warn("purging dropped states", n.purgeDropped(ctx, s, v))
 }
@@ -285,9 +285,6 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 			if n.leaderHint(rec.ID) == "" {
 				return nil // it is still being elected
 			}
-		}
-		if err := n.changeIdentity(func(id *Identity) { id.Founding = nil }); err != nil {
-			return err
 		}
 		return n.advance(ctx, s, op, meta.PhaseDone, "")
 	}
@@ -410,8 +407,11 @@ func (n *Node) expireSessions(ctx context.Context, s *system) error {
 	if err != nil || v.SessionCount() == 0 {
 		return err
 	}
-	if err := s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout).Error(); err != nil {
+	if err := s.await(s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
 		return classify(err)
+	}
+	if g := s.graceUntil.Load(); g != nil && time.Now().Before(*g) {
+		return nil
 	}
 	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 		txn, _, err := meta.ExpireSessionsTxn(v)

@@ -40,6 +40,23 @@ type group struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
+	// applied is the index of the newest command that was applied here.
+	applied func() uint64
+	// stopped is told, on a goroutine of its own, why the log stopped raft.
+	stopped func(error)
+
+	life struct {
+		sync.Mutex
+		running bool  // raft was started and not asked to stop
+		refused error // why the log or the term guard asked to stop
+		closing bool  // no goroutine may be added to wg any more
+	}
+	// learners holds, under life, the commit index at which this leader first
+	// looked at promoting a learner.
+	learners map[raft.ServerID]uint64
+	// ended is closed when raft's goroutines have ended.
+	ended chan struct{}
+
 	// office is set while this replica leads and its TermStart is applied.
 	office atomic.Pointer[office]
 	// changed is told when leadership may have changed; it must not block.
@@ -72,6 +89,10 @@ type groupHooks struct {
 	takeOffice func(ctx context.Context, r *raft.Raft, term uint64) (stampMs uint64, err error)
 	// changed is told when leadership may have changed; it must not block.
 	changed func()
+	// applied is the index of the newest command that was applied here.
+	applied func() uint64
+	// stopped is told why the log or the term guard stopped the replica.
+	stopped func(error)
 }
 
 // raftConfig is the configuration of every raft instance (R1-R4; design,
@@ -115,36 +136,105 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 	if err != nil {
 		return fmt.Errorf("starting group %s: %w", g.id, err)
 	}
-	g.wire = wire
+	g.wire, g.changed, g.applied, g.stopped = wire, h.changed, h.applied, h.stopped
+	g.ended = make(chan struct{})
 	r, err := raft.NewRaft(conf, h.fsm, logs, g.guard, h.snaps, wire)
 	if err != nil {
 		return errors.Join(fmt.Errorf("starting raft of group %s: %w", g.id, err), wire.Close())
 	}
 	g.raft = r
-	g.changed = h.changed
 	g.reads = newReadIndexer(g.ctx, g.confirm)
-	g.wg.Add(2)
-	go g.watchOffice(h.takeOffice)
-	go g.watchLeader()
+	g.life.Lock()
+	g.life.running = true
+	refused := g.life.refused
+	g.life.Unlock()
+	if refused != nil { // the log failed while raft was starting
+		g.stop(refused)
+		return nil
+	}
+	g.spawn(func() { g.watchOffice(h.takeOffice) })
+	g.spawn(g.watchLeader)
 	return nil
 }
 
+// spawn runs f, which must end with g.ctx; nothing is begun once the group is
+// closing.
+func (g *group) spawn(f func()) {
+	g.life.Lock()
+	if g.life.closing {
+		g.life.Unlock()
+		return
+	}
+	g.wg.Add(1)
+	g.life.Unlock()
+	go func() {
+		defer g.wg.Done()
+		f()
+	}()
+}
+
 // stop is called when the log or the term guard cannot go on (W2, R1): the
-// replica must not act on what it cannot keep.
+// replica must not act on what it cannot keep. raft calls it from its main loop,
+// or while it is starting: it never waits here.
 func (g *group) stop(err error) {
+	g.life.Lock()
+	if g.life.refused == nil {
+		g.life.refused = err
+	}
+	running := g.life.running
+	g.life.Unlock()
+	if !running {
+		return // start looks at refused, or raft stops already
+	}
 	g.logger.Error("the replica stops: its log failed", "error", err)
-	if w := g.wire; w != nil {
-		g.wg.Add(1)
-		go func() { // raft calls us from its main loop: never wait for it here
-			defer g.wg.Done()
-			g.raft.Shutdown()
-		}()
+	g.spawn(func() {
+		if err := g.shutdown(); err != nil {
+			g.logger.Warn("stopping raft", "error", err)
+		}
+		if g.stopped != nil {
+			g.stopped(err)
+		}
+	})
+}
+
+// shutdown ends raft, once, and waits until its goroutines have ended.
+func (g *group) shutdown() error {
+	g.life.Lock()
+	first := g.life.running
+	g.life.running = false
+	g.life.Unlock()
+	if !first {
+		<-g.ended
+		return nil
+	}
+	// raft closes its transport only after its goroutines have ended, and these
+	// may wait for a peer that is gone: close it first.
+	f := g.raft.Shutdown()
+	err := errors.Join(g.wire.Close(), f.Error())
+	close(g.ended)
+	return err
+}
+
+// await waits for a future of raft. After a shutdown raft leaves futures
+// unanswered that it had taken: then the outcome is unknown.
+func (g *group) await(f raft.Future) error {
+	answer := make(chan error, 1)
+	go func() { answer <- f.Error() }() // left behind if raft never answers
+	select {
+	case err := <-answer:
+		return err
+	case <-g.ended:
+	}
+	select {
+	case err := <-answer:
+		return err
+	case <-time.After(10 * time.Millisecond): // an answer that is on its way
+		return raft.ErrRaftShutdown
 	}
 }
 
 // watchOffice takes office whenever this replica becomes the leader.
 func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint64, error)) {
-	defer g.wg.Done()
 	leads := false
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
@@ -186,7 +276,6 @@ func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint
 // watchLeader tells changed about every change of the leader that raft
 // observes.
 func (g *group) watchLeader() {
-	defer g.wg.Done()
 	ch := make(chan raft.Observation, 16) // non-blocking for raft: one lost is made up by the next check
 	o := raft.NewObserver(ch, false, func(o *raft.Observation) bool {
 		_, ok := o.Data.(raft.LeaderObservation)
@@ -253,9 +342,12 @@ func (g *group) confirm(ctx context.Context) readPoint {
 	if err != nil {
 		return readPoint{err: err}
 	}
-	// 0 means that no command at or below is in the log any more: all of them
-	// were cut, which happens only after they were applied and flushed (W2).
 	index := g.log.NewestCommandAtOrBelow(g.raft.CommitIndex())
+	if index == 0 {
+		// No command at or below is in the log any more: all of them were cut,
+		// which happens only after they were applied and flushed (W2).
+		index = g.applied()
+	}
 	voters, self, err := g.voters()
 	if err != nil {
 		return readPoint{err: err}
@@ -325,11 +417,11 @@ func (g *group) close() error {
 	g.cancel()
 	var err error
 	if g.raft != nil {
-		// raft closes its transport only after its goroutines have ended, and
-		// these may wait for a peer that is gone: close it first.
-		f := g.raft.Shutdown()
-		err = errors.Join(g.wire.Close(), f.Error())
+		err = g.shutdown()
 	}
+	g.life.Lock()
+	g.life.closing = true
+	g.life.Unlock()
 	if g.reads != nil {
 		g.reads.close()
 	}

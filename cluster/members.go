@@ -34,7 +34,7 @@ const configTimeout = 10 * time.Second
 // wanted: first out with replicas that are not wanted (a replaced generation
 // never answers again), then in with new ones as learners, then learners that
 // have caught up become voters. It runs on the leader; one change at a time.
-func (g *group) reconcileMembers(want []member) error {
+func (g *group) reconcileMembers(want []member, polled map[raft.ServerID]transport.TermAnswer) error {
 	f := g.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return err
@@ -52,41 +52,55 @@ func (g *group) reconcileMembers(want []member) error {
 			return nil // nobody else is there yet
 		}
 		// Somebody else must remove us: hand over first.
-		return g.raft.LeadershipTransfer().Error()
+		return g.await(g.raft.LeadershipTransfer())
 	}
 	for id, s := range have {
 		if !wanted[id] {
 			g.logger.Info("removing a member", "member", string(id), "suffrage", s.Suffrage.String())
-			return g.raft.RemoveServer(id, 0, configTimeout).Error()
+			return g.await(g.raft.RemoveServer(id, 0, configTimeout))
 		}
 	}
 	for _, m := range want {
 		if _, ok := have[m.id]; !ok {
 			g.logger.Info("adding a learner", "member", string(m.id))
-			return g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout).Error()
+			return g.await(g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
 		}
 	}
-	return g.promote(want, have)
+	return g.promote(want, have, polled)
 }
 
-// promote makes a voter of a learner that holds all that this leader has
-// committed by now.
-func (g *group) promote(want []member, have map[raft.ServerID]raft.Server) error {
+// promote makes a voter of a learner that holds all that was committed when this
+// leader first looked at it (R3); the newest commit would be a moving target.
+func (g *group) promote(want []member, have map[raft.ServerID]raft.Server, polled map[raft.ServerID]transport.TermAnswer) error {
 	commit := g.raft.CommitIndex()
-	var answers map[raft.ServerID]transport.TermAnswer
 	for _, m := range want {
 		if !m.voter || have[m.id].Suffrage == raft.Voter {
 			continue
 		}
-		if answers == nil {
-			answers = g.pollMembers()
+		need := g.promoteAt(m.id, commit)
+		if polled == nil {
+			polled = g.pollMembers()
 		}
-		if a, ok := answers[m.id]; ok && a.LastIndex >= commit {
-			g.logger.Info("promoting a learner that has caught up", "member", string(m.id), "commit", commit)
-			return g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout).Error()
+		if a, ok := polled[m.id]; ok && a.LastIndex >= need {
+			g.logger.Info("promoting a learner that has caught up", "member", string(m.id), "index", a.LastIndex)
+			return g.await(g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
 		}
 	}
 	return nil
+}
+
+// promoteAt is the commit index when this leader first looked at a learner.
+func (g *group) promoteAt(id raft.ServerID, commit uint64) uint64 {
+	g.life.Lock()
+	defer g.life.Unlock()
+	if g.learners == nil {
+		g.learners = map[raft.ServerID]uint64{}
+	}
+	if at, ok := g.learners[id]; ok {
+		return at
+	}
+	g.learners[id] = commit
+	return commit
 }
 
 // pollMembers asks all other members of the newest configuration for their
@@ -136,7 +150,7 @@ func (g *group) transferTo(node base.NodeID) error {
 			if s.ID == raft.ServerID(g.replica) {
 				return nil
 			}
-			if err := g.raft.LeadershipTransferToServer(s.ID, s.Address).Error(); err != nil {
+			if err := g.await(g.raft.LeadershipTransferToServer(s.ID, s.Address)); err != nil {
 				return fmt.Errorf("handing %s over to %s: %w: %v", g.id, node, base.ErrNotReady, err)
 			}
 			return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"math"
@@ -154,12 +155,15 @@ func (n *Node) openLog() error {
 	if n.opts.Registerer != nil {
 		opts.Metrics = raftlog.NewMetrics(n.opts.Registerer)
 	}
+	if err := n.expectNewLog(dir); err != nil {
+		return err
+	}
 	log, boots, err := n.tryLog(dir, opts)
 	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) {
 		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
 		n.logger.Error("the raft log cannot be trusted; it is kept aside and every replica of this node is rebuilt from its peers",
 			"error", err, "kept", aside)
-		if rerr := errors.Join(os.Rename(dir, aside), syncDir(n.opts.DataDir)); rerr != nil {
+		if rerr := errors.Join(n.forgetLog(), os.Rename(dir, aside), syncDir(n.opts.DataDir)); rerr != nil {
 			return fmt.Errorf("keeping the raft log aside: %w", rerr)
 		}
 		log, boots, err = n.tryLog(dir, opts)
@@ -169,11 +173,6 @@ func (n *Node) openLog() error {
 	}
 	n.log = log
 	id := &n.mu.identity
-	if id.RaftLog != log.ID() && id.RaftLog != "" && id.Cluster != "" {
-		n.logger.Error("this node's raft log is gone; every replica is rebuilt from its peers")
-		id.SystemGeneration++
-		id.Rejoin = true
-	}
 	// The log counts first: a crash between leaves it ahead, never behind.
 	boots = max(boots, id.Boots) + 1
 	g := log.Group(bootGroup)
@@ -181,6 +180,35 @@ func (n *Node) openLog() error {
 		return fmt.Errorf("counting the start in the raft log: %w", err)
 	}
 	id.RaftLog, id.Boots = log.ID(), boots
+	return id.save(n.opts.DataDir)
+}
+
+// expectNewLog notes that the log is gone before a new one is made, so that a
+// crash between leaves no log that the node does not know.
+func (n *Node) expectNewLog(dir string) error {
+	if n.mu.identity.RaftLog == "" {
+		return nil
+	}
+	names, err := dirNames(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("looking for the raft log: %w", err)
+	}
+	if len(names) > 0 {
+		return nil
+	}
+	n.logger.Error("this node's raft log is gone; every replica is rebuilt from its peers")
+	return n.forgetLog()
+}
+
+// forgetLog makes durable that the next log is a new one, and that the node's
+// replicas come back under new ids (R3).
+func (n *Node) forgetLog() error {
+	id := &n.mu.identity
+	id.RaftLog = ""
+	if id.Cluster != "" {
+		id.SystemGeneration++
+		id.Rejoin = true
+	}
 	return id.save(n.opts.DataDir)
 }
 
@@ -197,7 +225,7 @@ func (n *Node) tryLog(dir string, opts raftlog.Options) (*raftlog.Log, uint64, e
 		return nil, 0, errors.Join(fmt.Errorf("reading the raft log: %w", err), log.Close())
 	}
 	switch {
-	case log.Fresh() || id.RaftLog == "":
+	case id.RaftLog == "":
 	case id.RaftLog != log.ID():
 		err = &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
 			"%s is not this node's raft log (it is %s, not %s); put the right one back, or remove it to have the node rebuilt from its peers", dir, log.ID(), id.RaftLog)}
@@ -247,12 +275,22 @@ func (n *Node) Start() error {
 // joinSystem starts the system group's replica of a founded or admitted node.
 func (n *Node) joinSystem() error {
 	id := n.Identity()
-	if id.Rejoin {
-		n.spawn(n.rejoin)
+	// Only the first generation founds: a founder that lost its log may have
+	// founded already, and what the others promised is not to be made anew (R3).
+	s, err := n.startSystem(id.SystemGeneration, id.Founding != nil && id.SystemGeneration == 1 && !id.Rejoin)
+	if errors.Is(err, base.ErrDamaged) {
+		n.logger.Error("this node's replica of the system group is damaged; it comes back under a new id", "error", err)
+		if err := n.changeIdentity(func(id *Identity) { id.SystemGeneration++; id.Rejoin = true }); err != nil {
+			return err
+		}
+		id = n.Identity()
+		s, err = n.startSystem(id.SystemGeneration, false)
 	}
-	s, err := n.startSystem(id.SystemGeneration, id.Founding != nil)
 	if err != nil {
 		return err
+	}
+	if id.Rejoin {
+		n.spawn(n.rejoin)
 	}
 	s.serveSystem()
 	n.system.Store(s)
@@ -305,6 +343,13 @@ func (n *Node) RaftAddr() string {
 
 // initGroup fills in what every group needs.
 func (n *Node) initGroup(g *group, id base.GroupID, replica base.ReplicaID, generation uint64) error {
+	if st, known := n.log.Group(id).State(); known && !st.Tombstoned && st.Generation < generation {
+		// An older generation that was replaced; the record of the new one was
+		// committed, so nothing of the old one counts any more.
+		if err := n.log.Tombstone(id); err != nil {
+			return fmt.Errorf("ending generation %d of %s: %w", st.Generation, id, err)
+		}
+	}
 	if err := n.log.CreateGroup(id, generation); err != nil {
 		return fmt.Errorf("opening the log of %s: %w", id, err)
 	}

@@ -19,6 +19,10 @@ const (
 	// request still goes, alone.
 	maxEntryRequests = 1024
 	maxEntryBytes    = 1 << 20
+	// An entry stays far below what the decoder admits for one command: one
+	// that could not be read would stop every replica.
+	maxEntryMutations = raftfsm.MaxCommandMutations / 2
+	maxEntryItems     = raftfsm.MaxCommandItems / 2
 	// maxEntriesInFlight entries are proposed and not yet applied; while they
 	// are made durable, the queue fills the next one.
 	maxEntriesInFlight = 4
@@ -29,7 +33,14 @@ const (
 // pendingWrite is one request that waits to be proposed or applied.
 type pendingWrite struct {
 	encoded []byte // by raftfsm.AppendRequest
-	done    func(raftfsm.Result)
+	// mutations counts mutations and preconditions; items their elements,
+	// entries and sources.
+	mutations, items int
+	// revision is that of the metadata in which the session was seen alive; the
+	// entry carries the lowest of its requests, so that a session which ended
+	// meanwhile is not opened again by it (W3).
+	revision base.Revision
+	done     func(raftfsm.Result)
 }
 
 // proposer coalesces the writes of one shard into Raft entries, in the order
@@ -40,9 +51,12 @@ type pendingWrite struct {
 type proposer struct {
 	// propose hands an encoded entry to Raft; it is a seam for tests.
 	propose func(entry []byte, timeout time.Duration) raft.ApplyFuture
-	// header returns the leader's stamp and system revision for an entry, or
-	// why this replica cannot propose.
-	header  func() (stampMs uint64, systemRevision base.Revision, err error)
+	// stamp returns the leader's stamp for an entry, or why this replica cannot
+	// propose.
+	stamp func() (stampMs uint64, err error)
+	// await waits for a future of raft, which may never answer once raft is
+	// shut down.
+	await   func(raft.Future) error
 	metrics *groupMetrics
 
 	inFlight chan proposed // capacity maxEntriesInFlight; closed by the batcher
@@ -65,8 +79,8 @@ type proposed struct {
 }
 
 func newProposer(propose func([]byte, time.Duration) raft.ApplyFuture,
-	header func() (uint64, base.Revision, error), m *groupMetrics) *proposer {
-	p := &proposer{propose: propose, header: header, metrics: m,
+	stamp func() (uint64, error), await func(raft.Future) error, m *groupMetrics) *proposer {
+	p := &proposer{propose: propose, stamp: stamp, await: await, metrics: m,
 		// The batcher holds one more entry than the channel, the completer
 		// another one: capacity is what is left of the bound.
 		inFlight: make(chan proposed, maxEntriesInFlight-2)}
@@ -109,13 +123,15 @@ func (p *proposer) take() []pendingWrite {
 		}
 		p.mu.wake.Wait()
 	}
-	n, bytes := 0, 0
+	n, bytes, mutations, items := 0, 0, 0, 0
 	for n < len(p.mu.queue) && n < maxEntryRequests {
-		b := len(p.mu.queue[n].encoded)
-		if n > 0 && bytes+b > maxEntryBytes {
+		w := &p.mu.queue[n]
+		if n > 0 && (bytes+len(w.encoded) > maxEntryBytes || mutations+w.mutations > maxEntryMutations || items+w.items > maxEntryItems) {
 			break
 		}
-		bytes += b
+		bytes += len(w.encoded)
+		mutations += w.mutations
+		items += w.items
 		n++
 	}
 	taken := append([]pendingWrite(nil), p.mu.queue[:n]...)
@@ -135,14 +151,16 @@ func (p *proposer) batch() {
 		if writes == nil {
 			return
 		}
-		stamp, revision, err := p.header()
+		stamp, err := p.stamp()
 		if err != nil {
 			answerAll(writes, err)
 			continue
 		}
 		requests = requests[:0]
+		revision := writes[0].revision
 		for i := range writes {
 			requests = append(requests, writes[i].encoded)
+			revision = min(revision, writes[i].revision)
 		}
 		entry := raftfsm.AppendWrite(nil, stamp, revision, requests...)
 		p.metrics.entry(len(writes), len(entry))
@@ -153,7 +171,7 @@ func (p *proposer) batch() {
 func (p *proposer) complete() {
 	defer p.wg.Done()
 	for e := range p.inFlight {
-		if err := e.future.Error(); err != nil {
+		if err := p.await(e.future); err != nil {
 			answerAll(e.writes, classify(err))
 			continue
 		}
@@ -189,8 +207,8 @@ func asError(err error) *base.Error {
 	return &base.Error{Cause: err, Ordinal: -1}
 }
 
-// close refuses new writes, lets the queue drain through Raft (which answers
-// at once when it is shut down), and waits for the goroutines.
+// close refuses new writes, lets the queue drain through Raft, which must be
+// shut down before so that await answers, and waits for the goroutines.
 func (p *proposer) close() {
 	p.mu.Lock()
 	p.mu.closed = true

@@ -1,12 +1,14 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/raftfsm"
@@ -41,6 +43,11 @@ func (n *Node) reconcile(v *meta.View) {
 	if err := n.addresses.learn(peers); err != nil {
 		n.logger.Warn("keeping peer addresses", "error", err)
 	}
+	if !founding(v) && n.Identity().Founding != nil {
+		if err := n.changeIdentity(func(id *Identity) { id.Founding = nil }); err != nil {
+			n.fatal(err)
+		}
+	}
 	for _, rec := range v.Shards() {
 		var self *meta.Replica
 		for i := range rec.Replicas {
@@ -68,7 +75,7 @@ func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) {
 		if self != nil && self.Generation < have.generation {
 			return
 		}
-		if err := have.destroy(); err != nil {
+		if err := have.retire(); err != nil {
 			n.logger.Error("removing a replica", "group", rec.ID.String(), "error", err)
 			return
 		}
@@ -83,6 +90,9 @@ func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) {
 		return
 	}
 	n.setReplica(rec.ID, r)
+	if r.raft != nil {
+		r.spawn(r.checkLoop)
+	}
 	n.poke()
 }
 
@@ -125,8 +135,22 @@ func (n *Node) checkLoop() {
 		if err := s.snapshotIfLarge(); err != nil {
 			n.logger.Warn("system snapshot", "error", err)
 		}
-		n.reportDamage(v)
-		for _, r := range n.runningReplicas() {
+		n.reportDamage()
+	}
+}
+
+// checkLoop looks after one running replica, beside the others: a peer that
+// does not answer holds up only what waits for it.
+func (r *replica) checkLoop() {
+	tick := time.NewTicker(r.opts.CheckInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if v, err := r.node.metaView(); err == nil && v.Cluster() != nil {
 			r.check(v)
 		}
 	}
@@ -147,12 +171,20 @@ func (r *replica) check(v *meta.View) {
 	if _, err := r.machine.DurableIndex(); err != nil {
 		r.logger.Warn("reading the durable index", "error", err)
 	}
+	if at := r.hashedAt.Load(); at != 0 && time.Since(time.Unix(0, at)) > markKept {
+		r.hashedAt.Store(0)
+		r.machine.ReleaseMarks()
+	}
+	if r.ready() == "" {
+		r.removeReplaced()
+	}
 	o, err := r.leading()
 	if err != nil {
 		r.balanceSince = time.Time{}
 		return
 	}
-	r.steerClock(o)
+	polled := r.pollMembers()
+	r.steerClock(o, polled)
 	if err := r.forget(v); err != nil {
 		r.logger.Debug("forgetting sessions", "error", err)
 	}
@@ -163,10 +195,10 @@ func (r *replica) check(v *meta.View) {
 		r.logger.Debug("dropping states", "error", err)
 	}
 	if rec := v.Shard(r.id); rec != nil {
-		if err := r.reconcileMembers(membersOf(rec)); err != nil {
+		if err := r.reconcileMembers(membersOf(rec), polled); err != nil {
 			r.logger.Warn("changing the members", "error", err)
 		}
-		r.balance(rec)
+		r.balance(rec, polled)
 	}
 }
 
@@ -174,17 +206,19 @@ func (r *replica) check(v *meta.View) {
 // goroutine, then a snapshot, keeping what followers that are a little behind
 // need, and more, up to a bound, for one that is alive and further behind.
 func (r *replica) snapshotIfLarge() error {
-	if r.log.Bytes() < r.opts.LogMaxBytes || !r.snapping.CompareAndSwap(false, true) {
+	// What is kept for a slow follower must not call for a snapshot again and
+	// again: only growth does.
+	grown := r.log.Bytes() >= r.keptBytes.Load()+r.opts.LogMaxBytes-r.opts.LogKeepBytes
+	if r.log.Bytes() < r.opts.LogMaxBytes || !grown || !r.snapping.CompareAndSwap(false, true) {
 		return nil
 	}
-	r.wg.Add(1)
-	go func() {
-		defer r.wg.Done()
+	r.spawn(func() {
 		defer r.snapping.Store(false)
 		if _, err := r.takeSnapshot(r.opts.LogKeepBytes); err != nil && r.ctx.Err() == nil {
 			r.logger.Warn("taking a snapshot", "error", err)
 		}
-	}()
+		r.keptBytes.Store(r.log.Bytes())
+	})
 	return nil
 }
 
@@ -197,13 +231,15 @@ func (r *replica) takeSnapshot(keep uint64) (uint64, error) {
 	rc := r.reloadable(r.log, keep)
 	if slow, ok := r.slowest(); ok && r.log.BytesFrom(slow+1) <= r.opts.LogHardBytes {
 		if last, err := r.log.LastIndex(); err == nil && last > slow {
-			rc.TrailingLogs = max(rc.TrailingLogs, last-slow)
+			// raft counts from the last entry at the time of the cut: leave room
+			// for what is written until then.
+			rc.TrailingLogs = max(rc.TrailingLogs, 2*(last-slow))
 		}
 	}
 	if err := r.raft.ReloadConfig(rc); err != nil {
 		return 0, err
 	}
-	if err := r.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+	if err := r.await(r.raft.Snapshot()); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
 		return 0, err
 	}
 	return r.machine.DurableIndex()
@@ -234,7 +270,7 @@ func (r *replica) slowest() (uint64, bool) {
 }
 
 // steerClock polls a quorum's clocks for the shard clock (W5).
-func (r *replica) steerClock(o *office) {
+func (r *replica) steerClock(o *office, answers map[raft.ServerID]transport.TermAnswer) {
 	voters, self, err := r.voters()
 	if err != nil {
 		return
@@ -243,7 +279,6 @@ func (r *replica) steerClock(o *office) {
 	if self {
 		readings = append(readings, r.node.opts.WallClock().UnixMilli())
 	}
-	answers := r.pollMembers()
 	for _, s := range voters {
 		if a, ok := answers[s.ID]; ok {
 			readings = append(readings, a.WallClock/int64(time.Millisecond))
@@ -261,9 +296,11 @@ func (r *replica) forget(v *meta.View) error {
 	if h.Sessions == 0 {
 		return nil // nothing to forget
 	}
-	ended, complete := v.Ended(after, 4096)
+	// All of them: many sessions may have ended at one revision, and the entry
+	// says that all up to its revision are forgotten.
+	ended, complete := v.Ended(after, 0)
 	if !complete {
-		return r.forgetAllBut(v)
+		return r.forgetDead()
 	}
 	if len(ended) == 0 {
 		return nil
@@ -276,25 +313,31 @@ func (r *replica) forget(v *meta.View) error {
 	return err
 }
 
-// forgetAllBut is for a shard that has missed so much that the list of ended
-// sessions was cut: it compares what it remembers with what lives.
-func (r *replica) forgetAllBut(v *meta.View) error {
+// forgetDead is for a shard that has missed so much that the list of ended
+// sessions was cut: it compares what it remembers with what lives. The view is
+// taken after the sessions were read: one that is not in it then has ended.
+func (r *replica) forgetDead() error {
 	view, err := r.machine.View()
 	if err != nil {
 		return err
 	}
-	defer view.Close()
 	known, err := view.SessionIDs()
+	view.Close()
+	if err != nil {
+		return err
+	}
+	v, err := r.node.metaView()
 	if err != nil {
 		return err
 	}
 	var gone []base.SessionID
 	for _, id := range known {
-		if !v.SessionAlive(id) {
+		// A session that this copy of the metadata has not heard of yet lives.
+		if id < v.NextSessionID() && !v.SessionAlive(id) {
 			gone = append(gone, id)
 		}
 	}
-	_, err = r.command(raftfsm.AppendForget(nil, max(v.EndedFloor(), r.machine.Header().Forgotten), gone))
+	_, err = r.command(raftfsm.AppendForget(nil, v.Revision(), gone))
 	return err
 }
 
@@ -316,7 +359,7 @@ func (r *replica) drop(v *meta.View) error {
 
 // balance hands the office to the preferred leader once that one has been
 // healthy and level for a while.
-func (r *replica) balance(rec *meta.Shard) {
+func (r *replica) balance(rec *meta.Shard, polled map[raft.ServerID]transport.TermAnswer) {
 	if rec.PreferredLeader == "" || rec.PreferredLeader == r.opts.NodeID {
 		r.balanceSince = time.Time{}
 		return
@@ -331,7 +374,7 @@ func (r *replica) balance(rec *meta.Shard) {
 	if to == nil || err != nil {
 		return
 	}
-	a, ok := r.pollMembers()[raft.ServerID(to.ReplicaID)]
+	a, ok := polled[raft.ServerID(to.ReplicaID)]
 	if !ok || a.LastIndex+1000 < last {
 		r.balanceSince = time.Time{}
 		return
@@ -341,6 +384,12 @@ func (r *replica) balance(rec *meta.Shard) {
 		r.balanceSince = time.Now()
 	case time.Since(r.balanceSince) >= r.opts.BalanceDelay:
 		r.balanceSince = time.Time{}
+		ctx, cancel := context.WithTimeout(r.ctx, r.opts.ElectionTimeout)
+		_, err := r.node.transport.Call(ctx, to.Node, methodHello, nil)
+		cancel()
+		if err != nil { // it drains, or cannot be reached: not now
+			return
+		}
 		r.logger.Info("handing over to the preferred leader", "to", string(to.Node))
 		if err := r.transferTo(to.Node); err != nil {
 			r.logger.Warn("handing over", "error", err)

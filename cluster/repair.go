@@ -28,8 +28,9 @@ type damageReport struct {
 
 // reportDamage asks for a new generation of every damaged replica of this node
 // (R3): the record gets one, the leader exchanges the members, and this node
-// starts the new replica empty.
-func (n *Node) reportDamage(v *meta.View) {
+// starts the new replica empty. It waits while the others are no quorum by
+// themselves: what this replica still holds may then be the last copy.
+func (n *Node) reportDamage() {
 	n.mu.Lock()
 	var damaged []damageReport
 	for id, r := range n.mu.replicas {
@@ -41,12 +42,47 @@ func (n *Node) reportDamage(v *meta.View) {
 	s := n.system.Load()
 	for _, d := range damaged {
 		ctx, cancel := context.WithTimeout(n.ctx, systemProposeTimeout)
-		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) { return replaceReplica(v, d) })
+		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+			if err := n.othersAreQuorum(ctx, v, d); err != nil {
+				return broadcast.Txn{}, err
+			}
+			return replaceReplica(v, d)
+		})
 		cancel()
 		if err != nil && n.ctx.Err() == nil {
 			n.logger.Warn("asking to rebuild a damaged replica", "group", d.Group.String(), "error", err)
 		}
 	}
+}
+
+// othersAreQuorum asks the other voters of the record whether they live under
+// their recorded ids.
+func (n *Node) othersAreQuorum(ctx context.Context, v *meta.View, d damageReport) error {
+	rec := v.Shard(d.Group)
+	if rec == nil {
+		return nil
+	}
+	voters, healthy := 0, 0
+	for _, r := range rec.Replicas {
+		if r.Role != meta.RoleVoter {
+			continue
+		}
+		voters++
+		if r.Node == d.Node {
+			continue
+		}
+		pctx, cancel := context.WithTimeout(ctx, 2*n.opts.ElectionTimeout)
+		a, err := n.poller.Poll(pctx, r.Node, d.Group)
+		cancel()
+		if err == nil && a.Known && a.Replica == r.ReplicaID {
+			healthy++
+		}
+	}
+	if healthy < voters/2+1 {
+		return &base.Error{Cause: base.ErrNoQuorum, Group: &d.Group, Ordinal: -1,
+			Hint: fmt.Sprintf("only %d of %d voters are healthy; the damaged replica is kept until the others are a quorum", healthy, voters)}
+	}
+	return nil
 }
 
 // replaceReplica gives a damaged replica the next generation, as a learner that

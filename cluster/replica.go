@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,10 @@ type replica struct {
 	damage atomic.Pointer[string]
 	// declaring serialises proposals of declarations.
 	declaring sync.Mutex
+	// keptBytes is the size of the log after the last snapshot.
+	keptBytes atomic.Uint64
+	// hashedAt is when a hash mark was last used, in ns since 1970; 0: no marks.
+	hashedAt atomic.Int64
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time
@@ -62,7 +67,7 @@ const (
 // starts it. A replica that is found damaged is returned with its damage set
 // and is not started.
 func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error) {
-	r := &replica{node: n, generation: self.Generation, birth: rec.Birth,
+	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, group: group{id: rec.ID, replica: self.ReplicaID},
 		rng: keygroup.Range{Lo: keygroup.Group(rec.Lo), Hi: keygroup.Group(rec.Hi)},
 		dir: filepath.Join(n.opts.DataDir, "groups", fmt.Sprintf("%d", uint64(rec.ID)), fmt.Sprintf("%d", self.Generation))}
 	existed := n.Identity().Replicas[rec.ID] >= self.Generation
@@ -96,10 +101,11 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 		r.closeStore()
 		return nil, fmt.Errorf("opening replica %s of %s: %w", self.ReplicaID, rec.ID, err)
 	}
-	r.writes = newProposer(r.propose, r.entryHeader, r.metrics)
+	r.writes = newProposer(r.propose, r.stampEntry, r.await, r.metrics)
 	err = r.group.start(n.transport, groupHooks{
 		fsm:   raftfsm.NewAdapter(r.machine, raftfsm.Hooks{Snapshot: r.snapshotFSM, Restore: r.restoreFSM}),
-		snaps: r.snaps, prepare: r.prepareSnapshot, takeOffice: r.takeOffice, changed: n.poke,
+		snaps: r.snaps, prepare: r.prepareSnapshot, takeOffice: r.takeOffice, changed: n.poke, stopped: r.stopped,
+		applied: func() uint64 { index, _ := r.machine.Applied(); return index },
 	}, firstConfiguration(rec, self))
 	if err != nil {
 		r.writes.close()
@@ -126,8 +132,12 @@ func firstConfiguration(rec *meta.Shard, self meta.Replica) *raft.Configuration 
 
 // lost says why the replica cannot be the one that it was, empty if it can.
 func (r *replica) lost(id base.GroupID, existed bool) string {
-	if raw, err := os.ReadFile(filepath.Join(r.dir, damagedFile)); err == nil {
+	raw, err := os.ReadFile(filepath.Join(r.dir, damagedFile))
+	switch {
+	case err == nil:
 		return strings.TrimSpace(string(raw))
+	case !errors.Is(err, fs.ErrNotExist):
+		return fmt.Sprintf("the mark of damage cannot be read: %v", err)
 	}
 	st, known := r.node.log.Group(id).State()
 	if existed && (!known || st.Generation != r.generation || st.Tombstoned) {
@@ -143,7 +153,6 @@ func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why strin
 		return nil
 	}
 	r.node.transport.MuteGroup(id, true)
-	r.id, r.replica = id, replica
 	r.node.logger.Error("replica damaged; it will be rebuilt from its peers under a new id",
 		"group", id.String(), "replica", string(replica), "cause", why)
 	r.node.metrics.damaged.WithLabelValues(id.String()).Inc()
@@ -253,6 +262,14 @@ func (r *replica) checkRestart() error {
 		return err
 	}
 	applied, _ := r.machine.Applied()
+	// A crash between the installation of a snapshot and the cut of the log
+	// before it leaves entries that the snapshot has overtaken.
+	if last > 0 && last < snapIndex {
+		if err := r.log.DeleteRange(first, last); err != nil {
+			return fmt.Errorf("cutting the log before snapshot %d: %w", snapIndex, err)
+		}
+		first, last = 0, 0
+	}
 	switch {
 	case first > snapIndex+1:
 		return fmt.Errorf("the log starts at %d, the newest snapshot ends at %d, the store at %d: %w", first, snapIndex, applied, base.ErrDamaged)
@@ -273,14 +290,29 @@ func (r *replica) closeStore() {
 
 // machineFailed is called when the state machine stops for good.
 func (r *replica) machineFailed(err error) {
-	if errors.Is(err, base.ErrCorrupt) {
-		if merr := r.markDamaged(r.id, r.replica, err.Error()); merr != nil {
-			r.node.fatal(merr)
-		}
-		r.node.poke()
+	var unreadable *raftfsm.UnreadableCommand
+	if errors.Is(err, base.ErrCorrupt) && !errors.As(err, &unreadable) {
+		r.damaged(err)
 		return
 	}
 	r.node.fatal(fmt.Errorf("replica %s of %s: %w", r.replica, r.id, err))
+}
+
+// damaged marks the running replica damaged.
+func (r *replica) damaged(err error) {
+	if merr := r.markDamaged(r.id, r.replica, err.Error()); merr != nil {
+		r.node.fatal(merr)
+	}
+	r.node.poke()
+}
+
+// stopped is called when the replica's log or term refused what raft asked: a
+// failed disk ends the node by itself; anything else means that log and promises
+// do not fit together, which only a new replica id mends (R3).
+func (r *replica) stopped(err error) {
+	if !errors.Is(err, base.ErrDiskFailed) && !errors.Is(err, base.ErrClosed) {
+		r.damaged(err)
+	}
 }
 
 // snapshotFSM begins a snapshot at the present instant. It runs on the apply
@@ -371,6 +403,13 @@ func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta,
 		return fmt.Errorf("preparing snapshot of %s from %s: it is of group %s birth %x engine %s: %w",
 			r.id, from, manifest.Group, uint64(manifest.Birth), manifest.Engine, base.ErrIdentity)
 	}
+	if have, err := r.holds(m); have || err != nil {
+		if err != nil {
+			return fmt.Errorf("looking for the end of a snapshot of %s in the log: %w", r.id, err)
+		}
+		return transport.ErrHaveSnapshot
+	}
+	defer r.snaps.hold(raw)()
 	var reuse []string
 	if _, _, files, err := r.snaps.newest(); err == nil && files != "" {
 		reuse = append(reuse, files)
@@ -387,6 +426,24 @@ func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta,
 	}
 	r.logger.Info("fetched a snapshot", "from", string(from), "index", manifest.Index, "files", len(manifest.Files), "took", time.Since(start))
 	return nil
+}
+
+// holds says whether the log has the snapshot's last entry and entries behind
+// it: the log matching property then says that it holds all that the snapshot
+// covers.
+func (r *replica) holds(m transport.SnapshotMeta) (bool, error) {
+	last, err := r.log.LastIndex()
+	if err != nil || last <= m.LastIndex {
+		return false, err
+	}
+	var e raft.Log
+	if err := r.log.GetLog(m.LastIndex, &e); err != nil {
+		if errors.Is(err, raft.ErrLogNotFound) {
+			return false, nil
+		}
+		return false, err
+	}
+	return e.Term == m.LastTerm, nil
 }
 
 // restoreFSM swaps in the snapshot whose manifest Raft hands over; its files
@@ -465,16 +522,44 @@ func (r *replica) close() error {
 	return errors.Join(err, r.machine.Close())
 }
 
-// destroy removes a replica that this node must not hold any more, for good:
-// first a durable tombstone in the log, then the files.
-func (r *replica) destroy() error {
+// retire ends a replica that was replaced or moved away, for good: first a
+// durable tombstone in the log, then the files are put aside until the replica
+// that replaces it is ready (removeReplaced).
+func (r *replica) retire() error {
 	if err := r.close(); err != nil {
 		r.node.logger.Warn("closing a replica that goes", "group", r.id.String(), "error", err)
 	}
 	if err := r.node.log.Tombstone(r.id); err != nil {
 		return err
 	}
-	return os.RemoveAll(r.dir)
+	if err := os.Rename(r.dir, r.dir+replacedSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("putting the files of %s aside: %w", r.replica, err)
+	}
+	return nil
+}
+
+// replacedSuffix marks the files of a generation that was replaced.
+const replacedSuffix = ".replaced"
+
+// removeReplaced removes the files of older generations, now that this one is
+// ready.
+func (r *replica) removeReplaced() {
+	parent := filepath.Dir(r.dir)
+	names, err := dirNames(parent)
+	if err != nil {
+		r.logger.Warn("looking for replaced files", "error", err)
+		return
+	}
+	for _, n := range names {
+		gen, err := strconv.ParseUint(strings.TrimSuffix(n, replacedSuffix), 10, 64)
+		if err != nil || gen >= r.generation {
+			continue
+		}
+		r.logger.Info("removing the files of a replaced replica", "generation", gen)
+		if err := os.RemoveAll(filepath.Join(parent, n)); err != nil {
+			r.logger.Warn("removing replaced files", "error", err)
+		}
+	}
 }
 
 // jsonReply encodes a reply of a node-level call.

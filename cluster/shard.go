@@ -25,7 +25,7 @@ const metadataWait = time.Second
 func (r *replica) takeOffice(ctx context.Context, raftNode *raft.Raft, _ uint64) (uint64, error) {
 	// Everything before is applied after a barrier: whether the shard was
 	// founded is then known.
-	if err := raftNode.Barrier(enqueueTimeout).Error(); err != nil {
+	if err := r.await(raftNode.Barrier(enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
 	if r.machine.Header().M == 0 {
@@ -59,7 +59,7 @@ func (r *replica) initCommand() (raftfsm.Init, error) {
 // command proposes one command of the leader's own and waits for its outcome.
 func (r *replica) command(cmd []byte) (*raftfsm.Outcome, error) {
 	f := r.raft.Apply(cmd, enqueueTimeout)
-	if err := f.Error(); err != nil {
+	if err := r.await(f); err != nil {
 		return nil, classify(err)
 	}
 	out, ok := f.Response().(*raftfsm.Outcome)
@@ -74,17 +74,13 @@ func (r *replica) propose(entry []byte, timeout time.Duration) raft.ApplyFuture 
 	return r.raft.Apply(entry, timeout)
 }
 
-// entryHeader gives the proposer the stamp and system revision of an entry.
-func (r *replica) entryHeader() (uint64, base.Revision, error) {
+// stampEntry gives the proposer the stamp of an entry.
+func (r *replica) stampEntry() (uint64, error) {
 	o, err := r.leading()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	v, err := r.node.metaView()
-	if err != nil {
-		return 0, 0, err
-	}
-	return o.clock.NowMs(), v.Revision(), nil
+	return o.clock.NowMs(), nil
 }
 
 // healthy refuses what a damaged replica must not serve.
@@ -99,9 +95,10 @@ func (r *replica) healthy() error {
 // submit validates a write as its leader and queues it. done is called exactly
 // once, maybe before submit returns.
 func (r *replica) submit(ctx context.Context, route Route, req *raftfsm.Request, done func(raftfsm.Result)) {
-	encoded, err := r.admit(ctx, route, req)
+	w, err := r.admit(ctx, route, req)
 	if err == nil {
-		err = r.writes.submit(pendingWrite{encoded: encoded, done: done})
+		w.done = done
+		err = r.writes.submit(w)
 	}
 	if err != nil {
 		r.metrics.refused(err)
@@ -110,36 +107,43 @@ func (r *replica) submit(ctx context.Context, route Route, req *raftfsm.Request,
 }
 
 // admit refuses early what apply would refuse, and encodes the rest.
-func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) ([]byte, error) {
+func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) (w pendingWrite, err error) {
 	if err := r.healthy(); err != nil {
-		return nil, err
+		return w, err
 	}
 	if _, err := r.leading(); err != nil {
-		return nil, err
+		return w, err
 	}
 	v, err := r.node.metaView()
 	if err != nil {
-		return nil, err
+		return w, err
 	}
 	if !r.knows(v, req) && v.Revision() < route.MetadataRevision {
 		if v, err = r.node.waitMeta(ctx, route.MetadataRevision); err != nil {
-			return nil, err
+			return w, err
 		}
 	}
 	if req.Session != 0 && !v.SessionAlive(req.Session) {
-		return nil, &base.Error{Cause: base.ErrSessionEnded, Field: "session", Ordinal: -1,
+		return w, &base.Error{Cause: base.ErrSessionEnded, Field: "session", Ordinal: -1,
 			Hint: fmt.Sprintf("session %d has ended or its lease ran out; open a new one, and treat its open requests as unknown", req.Session)}
 	}
 	if err := r.declare(v, req); err != nil {
-		return nil, err
+		return w, err
 	}
 	if err := r.fillGroups(req); err != nil {
-		return nil, err
+		return w, err
 	}
 	if err := r.machine.CheckRequest(req); err != nil {
-		return nil, err
+		return w, err
 	}
-	return raftfsm.AppendRequest(nil, req)
+	w.revision = v.Revision()
+	w.mutations = len(req.Mutations) + len(req.Preconditions)
+	for i := range req.Mutations {
+		m := &req.Mutations[i]
+		w.items += len(m.Elements) + len(m.Entries) + len(m.Sources)
+	}
+	w.encoded, err = raftfsm.AppendRequest(nil, req)
+	return w, err
 }
 
 // knows says whether everything that the request names is in the metadata.

@@ -47,6 +47,8 @@ type snapStore struct {
 		// served is when files of a snapshot were last asked for by a peer; such
 		// a snapshot is not reaped for serveGrace.
 		served map[string]time.Time
+		// busy counts the fetches that run, by directory name.
+		busy map[string]int
 	}
 }
 
@@ -74,26 +76,55 @@ type snapMeta struct {
 func openSnapStore(dir string, logger *slog.Logger) (*snapStore, error) {
 	s := &snapStore{dir: dir, logger: logger, hashes: snapshot.NewHashCache()}
 	s.mu.served = map[string]time.Time{}
+	s.mu.busy = map[string]int{}
 	for _, d := range []string{s.incoming(), s.snapshots()} {
 		if err := os.MkdirAll(d, 0o750); err != nil {
 			return nil, fmt.Errorf("opening snapshot store: %w", err)
 		}
 	}
-	// What a crash left unfinished under a temporary name was never visible.
-	for _, d := range []string{s.incoming(), s.snapshots()} {
-		names, err := dirNames(d)
-		if err != nil {
-			return nil, fmt.Errorf("opening snapshot store: %w", err)
-		}
-		for _, n := range names {
-			if strings.HasPrefix(n, "tmp-") {
-				if err := os.RemoveAll(filepath.Join(d, n)); err != nil {
-					return nil, fmt.Errorf("removing unfinished snapshot %s: %w", n, err)
-				}
-			}
-		}
+	// What a crash left unfinished under a temporary name was never visible; of
+	// what was being fetched the newest is kept, to be resumed.
+	if err := removeExcept(s.snapshots(), func(name string) bool { return !strings.HasPrefix(name, "tmp-") }); err != nil {
+		return nil, fmt.Errorf("opening snapshot store: %w", err)
+	}
+	newest, err := newestFetch(s.incoming())
+	if err == nil {
+		err = removeExcept(s.incoming(), func(name string) bool { return name == newest })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("opening snapshot store: %w", err)
 	}
 	return s, nil
+}
+
+// removeExcept removes the entries of a directory that are not to be kept.
+func removeExcept(dir string, keep func(name string) bool) error {
+	names, err := dirNames(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range names {
+		if !keep(n) {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, n)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// newestFetch is the directory that was changed last, empty if there is none.
+func newestFetch(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", err
+	}
+	newest, at := "", time.Time{}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && !strings.HasPrefix(e.Name(), "tmp-") && info.ModTime().After(at) {
+			newest, at = e.Name(), info.ModTime()
+		}
+	}
+	return newest, nil
 }
 
 func (s *snapStore) incoming() string  { return filepath.Join(s.dir, "incoming") }
@@ -271,8 +302,7 @@ func (s *snapStore) filesOf(sum string) (string, error) {
 	return "", fmt.Errorf("snapshot with manifest %.12s: %w", sum, base.ErrNotFound)
 }
 
-// reap removes all but the newest snapshots, except what peers are fetching,
-// and incoming files that no running fetch owns.
+// reap removes all but the newest snapshots, except what peers are fetching.
 func (s *snapStore) reap() error {
 	all, err := s.list()
 	if err != nil {
@@ -342,7 +372,35 @@ func (k *snapSink) Close() error {
 	if err := s.reap(); err != nil {
 		s.logger.Warn("removing old snapshots", "error", err)
 	}
+	// Fetches that were given up: this snapshot is newer than theirs. One that
+	// runs at this moment starts again if it must.
+	if err := removeExcept(s.incoming(), s.isBusy); err != nil {
+		s.logger.Warn("removing fetches that were given up", "error", err)
+	}
 	return nil
+}
+
+// hold marks an incoming directory as in use until release is called.
+func (s *snapStore) hold(manifest []byte) (release func()) {
+	name := manifestSum(manifest)
+	s.mu.Lock()
+	s.mu.busy[name]++
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		if s.mu.busy[name]--; s.mu.busy[name] == 0 {
+			delete(s.mu.busy, name)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// isBusy says whether an entry of incoming must stay: checkpoints that are being
+// made, and fetches that run.
+func (s *snapStore) isBusy(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.HasPrefix(name, "tmp-") || s.mu.busy[name] > 0
 }
 
 func (k *snapSink) fill(tmp string, raw []byte, manifest *snapshot.Manifest) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -27,6 +28,9 @@ type system struct {
 	node   *Node
 	store  *broadcast.Store
 	mirror *meta.Mirror
+	// graceUntil is when a leader that came after an outage begins to end
+	// sessions; nil or past: now.
+	graceUntil atomic.Pointer[time.Time]
 }
 
 // startSystem starts the replica. bootstrap is set on the founding node only.
@@ -42,6 +46,9 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the system group's snapshots: %w", err)
 	}
+	if err := s.checkRestart(snaps); err != nil {
+		return nil, err
+	}
 	var first *raft.Configuration
 	if bootstrap {
 		first = &raft.Configuration{Servers: []raft.Server{{
@@ -50,6 +57,10 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	err = s.group.start(n.transport, groupHooks{
 		fsm: &systemFSM{store: s.store, fatal: n.fatal}, snaps: snaps, restoreOnStart: true,
 		takeOffice: s.takeOffice, changed: n.poke,
+		applied: func() uint64 { return s.store.Snapshot().AppliedIndex() },
+		// A log that does not fit its promises is looked at by checkSystem at the
+		// next start.
+		stopped: n.fatal,
 	}, first)
 	if err != nil {
 		return nil, err
@@ -57,14 +68,68 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	return s, nil
 }
 
+// checkRestart demands that the newest snapshot is whole and that the log goes
+// on where it ends; else the replica is damaged (base.ErrDamaged, R3).
+func (s *system) checkRestart(snaps raft.SnapshotStore) error {
+	metas, err := snaps.List()
+	if err != nil {
+		return fmt.Errorf("listing the system group's snapshots: %w", err)
+	}
+	var end uint64
+	if len(metas) > 0 {
+		_, rc, err := snaps.Open(metas[0].ID) // checks the checksum
+		if err != nil {
+			return fmt.Errorf("opening the system group's snapshot %s: %w: %w", metas[0].ID, base.ErrDamaged, err)
+		}
+		if err := rc.Close(); err != nil {
+			return err
+		}
+		end = metas[0].Index
+	}
+	first, err := s.log.FirstIndex()
+	if err != nil {
+		return err
+	}
+	last, err := s.log.LastIndex()
+	if err != nil {
+		return err
+	}
+	if last > 0 && last < end { // a crash within the installation of a snapshot
+		return s.log.DeleteRange(first, last)
+	}
+	if first > end+1 {
+		return fmt.Errorf("the system group's log starts at %d, its newest snapshot ends at %d: %w", first, end, base.ErrDamaged)
+	}
+	return nil
+}
+
 // takeOffice proposes the term's first command, a tick of the system clock.
 func (s *system) takeOffice(ctx context.Context, r *raft.Raft, _ uint64) (uint64, error) {
-	f := r.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)
-	if err := f.Error(); err != nil {
+	// Everything before is applied after a barrier: the clock is then the
+	// newest that any leader gave.
+	if err := s.await(r.Barrier(enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
-	return s.store.Snapshot().Clock(), nil
+	before := s.store.Snapshot().Clock()
+	if err := s.await(r.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
+		return 0, classify(err)
+	}
+	now := s.store.Snapshot().Clock()
+	// After an outage every lease is past by the clock before any client could
+	// renew it: they get a grace.
+	if before > 0 && now > before+uint64(outageGap.Milliseconds()) {
+		until := time.Now().Add(sessionGrace)
+		s.graceUntil.Store(&until)
+	}
+	return now, ctx.Err()
 }
+
+const (
+	// outageGap is how far the system clock may have stood still before a new
+	// leader counts as an outage; sessions are then not ended for sessionGrace.
+	outageGap    = 5 * time.Second
+	sessionGrace = 20 * time.Second
+)
 
 // nowMs is the stamp for a proposal of this leader: its wall clock, which the
 // map never lets go back. The system clock decides leases only: a clock that
@@ -181,7 +246,7 @@ func (s *system) proposeHere(txn broadcast.Txn) (broadcast.Result, error) {
 		return broadcast.Result{}, err
 	}
 	f := s.raft.Apply(cmd, enqueueTimeout)
-	if err := f.Error(); err != nil {
+	if err := s.await(f); err != nil {
 		return broadcast.Result{}, classify(err)
 	}
 	r, ok := f.Response().(systemResult)

@@ -27,7 +27,7 @@ func (m *Machine) applyEntry(e *Entry, out *Outcome) error {
 		m.tx.Batch().Put(engine.MetaFamily, configurationKey, encodeConfiguration(e.Index, m.conf))
 	case e.Command != nil:
 		if err := m.command.Decode(e.Command); err != nil {
-			return fmt.Errorf("entry %d: %w", e.Index, err)
+			return &UnreadableCommand{Index: e.Index, Cause: err}
 		}
 		if err := m.applyCommand(e.Index, &m.command, out); err != nil {
 			return fmt.Errorf("entry %d: %w", e.Index, err)

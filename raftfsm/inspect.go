@@ -42,3 +42,6 @@ func (v *ReadView) SessionIDs() ([]base.SessionID, error) {
 	}
 	return out, it.Err()
 }
+
+// ReleaseMarks lets all kept views of hash marks go.
+func (m *Machine) ReleaseMarks() { m.dropMarks() }

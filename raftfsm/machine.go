@@ -162,6 +162,22 @@ func (m *Machine) mergeKind(f engine.FamilyID) engine.MergeKind {
 	return engine.MergeNone
 }
 
+// UnreadableCommand says that a committed command cannot be decoded. Every
+// replica holds the same bytes (the log has its own checksums), so this is no
+// damage of one replica: the node must stop, and a build that knows the command
+// must take over.
+type UnreadableCommand struct {
+	Index uint64
+	Cause error
+}
+
+func (e *UnreadableCommand) Error() string {
+	return fmt.Sprintf("entry %d: the command cannot be read: %v", e.Index, e.Cause)
+}
+
+// Unwrap returns the cause.
+func (e *UnreadableCommand) Unwrap() error { return e.Cause }
+
 // ApplyBatch applies committed entries in order of their index and returns one
 // outcome per entry. An outcome is returned only after its engine batch is
 // written; after a failure every outcome is unknown (RF8).

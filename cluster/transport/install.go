@@ -17,6 +17,12 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 )
 
+// ErrHaveSnapshot is what a PrepareSnapshot hook returns when the replica's own
+// log holds the snapshot's last entry, and more. The leader is told success
+// without raft: raft would cut the whole log behind the snapshot, and with it
+// entries that this replica has acknowledged.
+var ErrHaveSnapshot = errors.New("the replica holds the snapshot's last entry and more")
+
 // progressTick is how often the receiver of a snapshot tells the sender how
 // far it is.
 const progressTick = time.Second
@@ -264,6 +270,10 @@ func (c *serverConn) serveInstall(f frame) {
 	defer g.install.leave(op)
 	if err = c.await(g, f, op, op.prepared); err == nil {
 		err = op.err
+	}
+	if errors.Is(err, ErrHaveSnapshot) && !g.quiet() {
+		c.replyRaft(f, &raft.InstallSnapshotResponse{RPCHeader: m.RPCHeader, Term: m.Term, Success: true}, nil)
+		return
 	}
 	if err != nil {
 		c.replyInstallError(g, f, err)
