@@ -9,8 +9,6 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
 )
@@ -179,6 +177,8 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 	defer cancel()
 	c.budget.called()
 	var last *Error
+	outcome := OutcomeNotApplied // of all attempts so far
+	again := false               // the last attempt calls for another
 	for round := 0; ; round++ {
 		for _, address := range c.candidates() {
 			n, err := c.node(address)
@@ -192,27 +192,28 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 			if err == nil {
 				return nil
 			}
-			if last = fromStatus(err); ctx.Err() != nil || !(timedOut || elsewhere(err, last)) {
+			if last = fromStatus(err); last.Outcome != OutcomeNotApplied {
+				outcome = OutcomeUnknown
+			}
+			last.Outcome = outcome
+			// f is idempotent, so an unknown outcome is no obstacle.
+			again = timedOut || last.Retryable || last.Code == codeOutcomeUnknown
+			if ctx.Err() != nil || !again {
 				break
 			}
 		}
 		switch {
 		case ctx.Err() != nil:
-			return deadlineError(fmt.Errorf("%w: %w", ctx.Err(), last), last.Outcome)
+			return deadlineError(fmt.Errorf("%w: %w", ctx.Err(), last), outcome)
 		case c.ctx.Err() != nil:
-			return newError(ErrClosed, last.Outcome, "")
-		case !last.Retryable:
+			return newError(ErrClosed, outcome, "")
+		case !again:
 			return last
 		}
 		if !pause(ctx, max(c.opts.backoff(round), last.RetryAfter, c.budget.take())) {
 			return last
 		}
 	}
-}
-
-// elsewhere says that another node may do better.
-func elsewhere(err error, e *Error) bool {
-	return status.Code(err) == codes.Unavailable || e.Retryable
 }
 
 // Topology returns the cluster as the client knows it, after Ready.

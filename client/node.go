@@ -122,10 +122,17 @@ func (n *node) openReads(ctx context.Context) (*stream[*keelstatepb.ReadRequest,
 func markUnsent(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	var to peer.Peer
 	err := invoke(ctx, method, req, reply, conn, append(opts, grpc.Peer(&to))...)
-	if status.Code(err) != codes.Unavailable || to.Addr != nil || apierr.DetailOf(err) != nil {
+	if err == nil || to.Addr != nil || apierr.DetailOf(err) != nil {
 		return err
 	}
-	return &unsentError{own: newError(ErrUnavailable, OutcomeNotApplied, status.Convert(err).Message()), status: status.Convert(err)}
+	st := status.Convert(err)
+	switch st.Code() {
+	case codes.Unavailable:
+		return &unsentError{own: newError(ErrUnavailable, OutcomeNotApplied, st.Message()), status: st}
+	case codes.DeadlineExceeded, codes.Canceled:
+		return &unsentError{own: newError(ErrDeadline, OutcomeNotApplied, st.Message()), status: st}
+	}
+	return err
 }
 
 // unsentError is an Error that gRPC still takes for its own.

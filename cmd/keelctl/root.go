@@ -159,7 +159,7 @@ func (a *app) settle(cmd *cobra.Command) error {
 	if a.timeout < 0 {
 		return usage(errors.New("--timeout: must not be negative"))
 	}
-	return nil
+	return usage(cmd.ValidateFlagGroups())
 }
 
 func (a *app) lookup(env string) (string, bool) {
