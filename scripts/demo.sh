@@ -39,7 +39,10 @@ job=""
 clean_up() {
     local code=$?
     trap - EXIT
-    if [ -n "$job" ]; then kill -KILL "$job" 2>/dev/null || true; fi
+    if [ -n "$job" ]; then
+        kill -KILL "$job" 2>/dev/null || true
+        wait "$job" 2>/dev/null || true
+    fi
     stop_nodes 1 2 3
     if [ "$code" -ne 0 ]; then say "demo: FAILED; logs are in $dir/"; fi
     exit "$code"
