@@ -340,7 +340,12 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 	return reply, nil
 }
 
-// answerQueries reads those queries that are not failed yet, in one go.
+// readChunk is how many queries are read at once, so that a request for many
+// large values cannot take memory without bound before its size is known.
+const readChunk = 64
+
+// answerQueries reads those queries that are not failed yet, all from one
+// instant. What no longer fits one message is refused, query by query.
 func answerQueries(v *raftfsm.ReadView, queries []*state.Query, failed []error) ([]state.Answer, []error) {
 	answers := make([]state.Answer, len(queries))
 	var good []*state.Query
@@ -350,11 +355,34 @@ func answerQueries(v *raftfsm.ReadView, queries []*state.Query, failed []error) 
 			good, at = append(good, q), append(at, i)
 		}
 	}
-	got, errs := v.ReadMany(good)
-	for j, i := range at {
-		answers[i], failed[i] = got[j], errs[j]
+	bytes := 0
+	for lo := 0; lo < len(good); lo += readChunk {
+		hi := min(lo+readChunk, len(good))
+		if bytes > state.MaxMessageBytes {
+			for _, i := range at[lo:] {
+				failed[i] = &base.Error{Cause: base.ErrTooLarge, Ordinal: -1,
+					Hint: fmt.Sprintf("the answers before this one fill a message of %d bytes; read fewer keys at once", state.MaxMessageBytes)}
+			}
+			break
+		}
+		got, errs := v.ReadMany(good[lo:hi])
+		for j, i := range at[lo:hi] {
+			answers[i], failed[i] = got[j], errs[j]
+			bytes += answerBytes(&answers[i])
+		}
 	}
 	return answers, failed
+}
+
+func answerBytes(a *state.Answer) int {
+	n := len(a.Value)
+	for _, e := range a.Elements {
+		n += len(e)
+	}
+	for i := range a.Entries {
+		n += len(a.Entries[i].UserKey) + len(a.Entries[i].Value)
+	}
+	return n
 }
 
 // fillQuery computes the key group of a query.
