@@ -114,9 +114,12 @@ func (c *Client) Close(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	c.mu.closed = true
-	nodes := c.mu.nodes
+	nodes, late := c.mu.nodes, c.mu.session
 	c.mu.nodes = make(map[string]*node)
 	c.mu.Unlock()
+	if late != nil { // opened meanwhile; its lease runs out
+		late.end(newError(ErrClosed, OutcomeNotApplied, ""))
+	}
 	c.cancel()
 	for _, n := range nodes {
 		if e := n.conn.Close(); e != nil {

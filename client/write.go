@@ -3,7 +3,6 @@ package keel
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -293,14 +292,4 @@ func (c *Client) wait(ctx context.Context, p *part) *Error {
 		e.Shard = p.shard
 		return e
 	}
-}
-
-// sortedShards lists the shards of parts in order, for stable messages.
-func sortedShards(parts []*part) []uint64 {
-	out := make([]uint64, len(parts))
-	for i, p := range parts {
-		out[i] = p.shard
-	}
-	slices.Sort(out)
-	return out
 }
