@@ -4,6 +4,9 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/raftfsm"
 )
 
 // collector reads the gauges of all groups when metrics are scraped.
@@ -28,6 +31,34 @@ var groupGauges = []struct {
 	{gauge("keelstate_replica_ready", "1 if the replica is ready to serve."), func(s *GroupStatus) float64 { return b2f(s.Ready) }},
 }
 
+var storeGauges = []struct {
+	desc  *prometheus.Desc
+	value func(*engine.Stats) float64
+}{
+	{gauge("keelstate_store_memtable_bytes", "Bytes in the store's memtables; not yet flushed."), func(s *engine.Stats) float64 { return float64(s.MemtableBytes) }},
+	{gauge("keelstate_store_cache_bytes", "Bytes in the block cache that the store shares with the others of the node."), func(s *engine.Stats) float64 { return float64(s.CacheBytes) }},
+	{gauge("keelstate_store_pending_compaction_bytes", "Bytes that compaction has yet to rewrite; growth without end means that the disk is too slow."), func(s *engine.Stats) float64 { return float64(s.PendingCompact) }},
+	{gauge("keelstate_store_level0_files", "Files on level 0; many make reads slow and stall writes."), func(s *engine.Stats) float64 { return float64(s.Level0Files) }},
+	{gauge("keelstate_store_write_stalled", "1 while the store holds up writes for compaction."), func(s *engine.Stats) float64 { return b2f(s.WriteStalled) }},
+	{gauge("keelstate_store_last_flush_seconds", "Duration of the last flush."), func(s *engine.Stats) float64 { return s.LastFlush.Seconds() }},
+	{gauge("keelstate_store_failed", "1 if the store has failed and refuses writes."), func(s *engine.Stats) float64 { return b2f(s.Failed != "") }},
+}
+
+// applyCounters are totals of the state machine since the replica was opened.
+var applyCounters = []struct {
+	desc  *prometheus.Desc
+	value func(*raftfsm.Counters) uint64
+}{
+	{gauge("keelstate_apply_entries_total", "Log entries applied."), func(c *raftfsm.Counters) uint64 { return c.Entries }},
+	{gauge("keelstate_apply_requests_total", "Write requests decided at apply."), func(c *raftfsm.Counters) uint64 { return c.Requests }},
+	{gauge("keelstate_apply_replayed_total", "Requests answered with their first result."), func(c *raftfsm.Counters) uint64 { return c.Replayed }},
+	{gauge("keelstate_apply_mutations_total", "Mutations applied."), func(c *raftfsm.Counters) uint64 { return c.Mutations }},
+	{gauge("keelstate_apply_batches_total", "Engine batches written."), func(c *raftfsm.Counters) uint64 { return c.Batches }},
+	{gauge("keelstate_apply_batch_bytes_total", "Bytes of engine batches."), func(c *raftfsm.Counters) uint64 { return c.BatchBytes }},
+}
+
+var applyRefusals = prometheus.NewDesc("keelstate_apply_refusals_total", "Requests refused at apply, by reason.", []string{"group", "reason"}, nil)
+
 var (
 	readyDesc    = prometheus.NewDesc("keelstate_node_ready", "1 if the node is ready.", nil, nil)
 	revisionDesc = prometheus.NewDesc("keelstate_metadata_revision", "Revision of the node's copy of the metadata.", nil, nil)
@@ -51,7 +82,13 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, g := range groupGauges {
 		ch <- g.desc
 	}
-	for _, d := range []*prometheus.Desc{readyDesc, revisionDesc, pendingDesc, queueDesc} {
+	for _, g := range storeGauges {
+		ch <- g.desc
+	}
+	for _, c := range applyCounters {
+		ch <- c.desc
+	}
+	for _, d := range []*prometheus.Desc{readyDesc, revisionDesc, pendingDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}
 }
@@ -72,5 +109,25 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, r := range c.node.runningReplicas() {
 		ch <- prometheus.MustNewConstMetric(queueDesc, prometheus.GaugeValue, float64(r.writes.queued()), r.id.String())
+		r.collect(ch)
+	}
+}
+
+// collect sends the figures of a replica's store and state machine.
+func (r *replica) collect(ch chan<- prometheus.Metric) {
+	label := r.id.String()
+	if store, release, err := r.machine.Store(); err == nil {
+		stats := store.Stats()
+		release()
+		for _, g := range storeGauges {
+			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&stats), label)
+		}
+	}
+	counters := r.machine.Counters()
+	for _, c := range applyCounters {
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(c.value(&counters)), label)
+	}
+	for reason, n := range counters.Refused {
+		ch <- prometheus.MustNewConstMetric(applyRefusals, prometheus.CounterValue, float64(n), label, string(reason))
 	}
 }
