@@ -38,7 +38,6 @@ const (
 	methodCompact       = uint8(8)
 	methodLeaders       = uint8(9)
 	methodRejoin        = uint8(10)
-	methodDamage        = uint8(11)
 	methodHello         = uint8(12)
 )
 

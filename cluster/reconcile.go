@@ -168,6 +168,13 @@ func (r *replica) check(v *meta.View) {
 	if err := r.snapshotIfLarge(); err != nil {
 		r.logger.Warn("taking a snapshot", "error", err)
 	}
+	if r.machine.Header().Undropped > 0 {
+		// The space of dropped states is given back once their drop is durable.
+		r.purging = purgeRounds
+		if err := r.flush(); err != nil {
+			r.logger.Warn("flushing for dropped states", "error", err)
+		}
+	}
 	if _, err := r.machine.DurableIndex(); err != nil {
 		r.logger.Warn("reading the durable index", "error", err)
 	}
@@ -194,6 +201,13 @@ func (r *replica) check(v *meta.View) {
 	if err := r.drop(v); err != nil {
 		r.logger.Debug("dropping states", "error", err)
 	}
+	if r.purging > 0 {
+		// An idle shard needs an entry for it, on every replica.
+		r.purging--
+		if _, err := r.command(raftfsm.AppendTick(nil, o.clock.NowMs())); err != nil {
+			r.logger.Debug("purging dropped states", "error", err)
+		}
+	}
 	if rec := v.Shard(r.id); rec != nil {
 		if err := r.reconcileMembers(membersOf(rec), polled); err != nil {
 			r.logger.Warn("changing the members", "error", err)
@@ -201,6 +215,10 @@ func (r *replica) check(v *meta.View) {
 		r.balance(rec, polled)
 	}
 }
+
+// purgeRounds is for how many looks the leader goes on with ticks after its own
+// dropped families are gone: the others may be a little later.
+const purgeRounds = 5
 
 // snapshotIfLarge cuts the log by bytes (W2): first a flush beside the apply
 // goroutine, then a snapshot, keeping what followers that are a little behind

@@ -53,6 +53,9 @@ type replica struct {
 	keptBytes atomic.Uint64
 	// hashedAt is when a hash mark was last used, in ns since 1970; 0: no marks.
 	hashedAt atomic.Int64
+	// purging counts the looks in which an idle leader still proposes ticks, for
+	// dropped families to go; owned by the check loop.
+	purging int
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time

@@ -28,6 +28,9 @@ type Header struct {
 	// Sessions is the number of sessions that the shard remembers; it is not of
 	// the same instant in a ReadView that was taken during a write.
 	Sessions int
+	// Undropped is the number of dropped states whose family still takes space:
+	// they go with the first entry that is applied after the drop is durable.
+	Undropped int
 
 	core               core
 	decls              declarations

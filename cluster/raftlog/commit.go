@@ -2,9 +2,11 @@ package raftlog
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -24,9 +26,12 @@ type committer struct {
 	unmarked bool
 	// hasBody: the active segment holds more than its head.
 	hasBody bool
-	batch   uint64 // number of the batch being built
-	ops     []*op
-	buf     []byte
+	// filled is where the zeros end that the active segment was filled with
+	// ahead of its records, 0 if it was not.
+	filled int64
+	batch  uint64 // number of the batch being built
+	ops    []*op
+	buf    []byte
 }
 
 // projection is the state of a group after all accepted ops, as far as the
@@ -76,9 +81,13 @@ func (l *Log) runCommitter() {
 	}
 }
 
-// finish makes the tail provable before the files are closed.
+// finish makes the tail provable before the files are closed, and cuts off what
+// was filled ahead.
 func (l *Log) finish() {
 	l.writeMark()
+	if l.Err() == nil {
+		_ = l.trim()
+	}
 	if l.Err() == nil && l.commit.unitPos > 0 {
 		if err := l.commit.active.file.SyncData(); err != nil {
 			_ = l.fail("syncing "+l.commit.active.path, err)
@@ -179,12 +188,48 @@ func (l *Log) writeAndSync(data []byte, records int) error {
 	if _, err := c.active.file.WriteAt(data, off); err != nil {
 		return l.fail(fmt.Sprintf("writing %d bytes to %s at %d", len(data), c.active.path, off), err)
 	}
+	if err := l.fillAhead(off+int64(len(data)), len(data)); err != nil {
+		return err
+	}
 	if err := c.active.file.SyncData(); err != nil {
 		return l.fail("syncing "+c.active.path, err)
 	}
 	c.active.size.Store(off + int64(len(data)))
 	c.unitPos, c.unmarked, c.hasBody = 0, true, true
 	l.opt.Metrics.batch(time.Since(l.base)-start, records, len(data))
+	return nil
+}
+
+var zeros [MaxPreallocateBytes]byte
+
+// fillAhead fills the active segment with zeros from end on, once a small batch
+// has gone beyond what was filled: a sync of what lies within the file need not
+// make a new size durable, which costs more than the data. Large batches
+// would pay for it by being written twice.
+func (l *Log) fillAhead(end int64, batch int) error {
+	c := &l.commit
+	n := min(l.opt.PreallocateBytes, l.opt.SegmentBytes-end)
+	if end <= c.filled || n <= 0 || int64(batch) > l.opt.PreallocateBytes/4 {
+		return nil
+	}
+	c.filled = end + n
+	_, err := c.active.file.WriteAt(zeros[:n], end)
+	if err != nil && !errors.Is(err, syscall.ENOSPC) { // records may still fit where zeros do not
+		return l.fail(fmt.Sprintf("filling %s ahead from %d", c.active.path, end), err)
+	}
+	return nil
+}
+
+// trim cuts off what the active segment was filled with ahead.
+func (l *Log) trim() error {
+	c := &l.commit
+	if c.filled <= c.active.size.Load() {
+		return nil
+	}
+	if err := c.active.file.Truncate(c.active.size.Load()); err != nil {
+		return l.fail("trimming "+c.active.path, err)
+	}
+	c.filled = 0
 	return nil
 }
 
@@ -240,6 +285,9 @@ func (l *Log) roll() error {
 	if err != nil {
 		return err
 	}
+	if err := l.trim(); err != nil {
+		return err
+	}
 	if _, err := old.file.WriteAt(seal, old.size.Load()); err != nil {
 		return l.fail("sealing "+old.path, err)
 	}
@@ -247,7 +295,7 @@ func (l *Log) roll() error {
 		return l.fail("syncing "+old.path, err)
 	}
 	old.size.Add(int64(len(seal)))
-	c.active, c.seq, c.unitPos, c.unmarked, c.hasBody = next, seq, 0, false, false
+	c.active, c.seq, c.unitPos, c.unmarked, c.hasBody, c.filled = next, seq, 0, false, false, 0
 	l.mu.Lock()
 	l.mu.segments = append(l.mu.segments, next)
 	n := len(l.mu.segments)

@@ -251,6 +251,7 @@ func TestCrashKeepsWhatWasAcknowledged(t *testing.T) {
 	}
 	for seed := range int64(lives) {
 		r.opt.MarkDelay = []time.Duration{-1, time.Nanosecond}[seed%2]
+		r.opt.PreallocateBytes = []int64{-1, 512, 4 << 10}[seed%3]
 		first := r.life(vfs.NewMem(), emptyModels(), seed*1000, 40, 3)
 		for k, p := range first {
 			start := r.check(p, seed)

@@ -34,7 +34,9 @@ func Verify(fsys vfs.FS, dir string) (Report, error) {
 func (sc *scan) report() Report {
 	rep := Report{ID: sc.ident.String(), Segments: len(sc.segments), Records: sc.records, Unfinished: sc.discard}
 	if n := len(sc.segments); n > 0 {
-		rep.TornBytes = sc.segments[n-1].fileSize - sc.segments[n-1].end
+		if last := sc.segments[n-1]; last.torn != "" {
+			rep.TornBytes = last.fileSize - last.end
+		}
 	}
 	for id, g := range sc.replay.groups {
 		rep.Groups = append(rep.Groups, GroupState{

@@ -27,6 +27,10 @@ type Options struct {
 	// MaxBatchBytes bounds one write; a batch takes at least one call. Default
 	// 8 MiB, at most 64 MiB.
 	MaxBatchBytes int
+	// PreallocateBytes is how far the newest segment is filled with zeros ahead of
+	// its records; default 512 KiB, at most MaxPreallocateBytes. Negative: not
+	// at all.
+	PreallocateBytes int64
 	// GarbageBytes is how far the files may exceed twice the live bytes before
 	// the compactor rewrites; default four segments.
 	GarbageBytes int64
@@ -46,6 +50,9 @@ type Options struct {
 	ident *logID
 }
 
+// MaxPreallocateBytes bounds Options.PreallocateBytes.
+const MaxPreallocateBytes = 1 << 20
+
 // EnsureDefaults fills what is zero.
 func (o *Options) EnsureDefaults() {
 	if o.FS == nil {
@@ -59,6 +66,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.MaxBatchBytes == 0 {
 		o.MaxBatchBytes = 8 << 20
+	}
+	if o.PreallocateBytes == 0 {
+		o.PreallocateBytes = 512 << 10
 	}
 	if o.GarbageBytes == 0 {
 		o.GarbageBytes = 4 * o.SegmentBytes
@@ -76,6 +86,9 @@ func (o *Options) Validate() error {
 	}
 	if o.MaxBatchBytes < 0 || o.MaxBatchBytes > 64<<20 {
 		errs = append(errs, base.Invalid("MaxBatchBytes", "give up to 64 MiB"))
+	}
+	if o.PreallocateBytes > MaxPreallocateBytes {
+		errs = append(errs, base.Invalid("PreallocateBytes", "give up to 1 MiB"))
 	}
 	if o.GarbageBytes < 0 {
 		errs = append(errs, base.Invalid("GarbageBytes", "give 0 or more"))

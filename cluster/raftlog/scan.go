@@ -206,8 +206,19 @@ func (sc *scan) checkTorn(s *scannedSegment, data []byte, off int, salt uint32, 
 			return corruptAt(s.path, int64(off), "%s, and a later batch stands at offset %d", bad, o)
 		}
 	}
-	s.torn = bad
+	if !allZero(data[off:]) { // zeros are what was filled ahead
+		s.torn = bad
+	}
 	return nil
+}
+
+func allZero(b []byte) bool {
+	for _, x := range b {
+		if x != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // checkEnd checks what must hold at the end of a segment.
@@ -215,7 +226,7 @@ func (sc *scan) checkEnd(s *scannedSegment, data []byte, headDone bool, after in
 	switch {
 	case !headDone:
 		return corruptAt(s.path, s.end, "the head is incomplete")
-	case s.sealed && s.end != s.fileSize:
+	case s.sealed && !allZero(data[s.end:]):
 		return corruptAt(s.path, s.end, "bytes follow the seal")
 	case !s.sealed && after > 1, !s.sealed && after == 1 && !sc.successorIsHead(s.id+1):
 		return corruptAt(s.path, s.end, "the seal is missing, and a later segment has records")
