@@ -234,7 +234,18 @@ func (n *Node) Drop(ctx context.Context, keyspace, name string) (base.Revision, 
 	if err != nil {
 		return 0, err
 	}
-	return s.update(ctx, func(v *meta.View) (broadcast.Txn, error) { return meta.DropTxn(v, keyspace, name) })
+	var id uint32
+	return s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		d := v.State(keyspace, name)
+		if id != 0 && (d == nil || d.ID != id) {
+			return broadcast.Txn{}, nil // an attempt of unknown outcome has dropped it
+		}
+		txn, err := meta.DropTxn(v, keyspace, name)
+		if err == nil {
+			id = d.ID
+		}
+		return txn, err
+	})
 }
 
 // States lists the declared states, of one keyspace or of all.

@@ -127,6 +127,9 @@ func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) 
 		return w, &base.Error{Cause: base.ErrSessionEnded, Field: "session", Ordinal: -1,
 			Hint: fmt.Sprintf("session %d has ended or its lease ran out; open a new one, and treat its open requests as unknown", req.Session)}
 	}
+	if err := declaredStates(v, req); err != nil {
+		return w, err
+	}
 	if err := r.declare(v, req); err != nil {
 		return w, err
 	}
@@ -162,6 +165,27 @@ func (r *replica) knows(v *meta.View, req *raftfsm.Request) bool {
 		}
 	}
 	return true
+}
+
+// declaredStates refuses states that this copy of the metadata, which is at
+// least as new as the client's, does not have: never declared, or dropped.
+func declaredStates(v *meta.View, req *raftfsm.Request) error {
+	for i := range req.Preconditions {
+		if id := req.Preconditions[i].State; v.StateByID(uint32(id)) == nil {
+			return fieldError(undeclared(id), fmt.Sprintf("preconditions[%d]", i), i)
+		}
+	}
+	for i := range req.Mutations {
+		if id := req.Mutations[i].State; v.StateByID(uint32(id)) == nil {
+			o := req.Mutations[i].Ordinal
+			return fieldError(undeclared(id), fmt.Sprintf("mutations[%d]", o), int(o))
+		}
+	}
+	return nil
+}
+
+func undeclared(id engine.FamilyID) error {
+	return &base.Error{Cause: base.ErrUndeclared, Field: "state", Ordinal: -1, Hint: fmt.Sprintf("no state has id %d; declare it first", id)}
 }
 
 // declare makes sure that the shard's own log declares the states that the
@@ -233,7 +257,7 @@ func (r *replica) fillGroups(req *raftfsm.Request) error {
 func groupOf(h *raftfsm.Header, id engine.FamilyID, key []byte) (keygroup.Group, error) {
 	d := h.Declaration(id)
 	if d == nil {
-		return 0, &base.Error{Cause: base.ErrUndeclared, Field: "state", Ordinal: -1, Hint: fmt.Sprintf("no state has id %d; declare it first", id)}
+		return 0, undeclared(id)
 	}
 	hash, err := keygroup.HashCode(d.KeyType, key)
 	if err != nil {
@@ -293,9 +317,6 @@ func (r *replica) view(ctx context.Context, route Route) (*raftfsm.ReadView, err
 // one that is declared in the cluster but was never written here is empty, not
 // unknown.
 func (r *replica) declareForRead(ctx context.Context, route Route, id engine.FamilyID) error {
-	if r.machine.Header().Declaration(id) != nil {
-		return nil
-	}
 	v, err := r.node.metaView()
 	if err != nil {
 		return err
@@ -306,7 +327,10 @@ func (r *replica) declareForRead(ctx context.Context, route Route, id engine.Fam
 		}
 	}
 	if v.StateByID(uint32(id)) == nil {
-		return nil // the read itself refuses it
+		return undeclared(id)
+	}
+	if r.machine.Header().Declaration(id) != nil {
+		return nil
 	}
 	if _, err := r.leading(); err != nil {
 		return err
@@ -316,9 +340,11 @@ func (r *replica) declareForRead(ctx context.Context, route Route, id engine.Fam
 
 // read answers a ReadRequest from one instant.
 func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error) {
+	failed := make([]error, len(req.Queries))
 	for i := range req.Queries {
-		if err := r.declareForRead(ctx, req.Route, req.Queries[i].State); err != nil {
-			return nil, r.detailed(err)
+		failed[i] = r.declareForRead(ctx, req.Route, req.Queries[i].State)
+		if failed[i] != nil && !errors.Is(failed[i], base.ErrUndeclared) {
+			return nil, r.detailed(failed[i])
 		}
 	}
 	v, err := r.view(ctx, req.Route)
@@ -329,9 +355,11 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 	r.metrics.reads.Inc()
 	reply := &ReadReply{Token: v.Token()}
 	queries := make([]*state.Query, len(req.Queries))
-	failed := make([]error, len(req.Queries))
 	for i := range req.Queries {
 		q := &req.Queries[i]
+		if failed[i] != nil {
+			continue
+		}
 		if failed[i] = fillQuery(v.Header, q); failed[i] == nil {
 			queries[i] = q
 		}
