@@ -153,6 +153,9 @@ func splitAddr(field, addr string) (string, int, error) {
 // Addr is this node's gossip address.
 func (g *Gossip) Addr() string { return g.list.LocalNode().Address() }
 
+// updateTimeout bounds the wait until changed metadata was first sent.
+const updateTimeout = 2 * time.Second
+
 // SetMeta changes what this node tells, for instance once it has a cluster.
 // The node id cannot change.
 func (g *Gossip) SetMeta(m Meta) error {
@@ -166,8 +169,10 @@ func (g *Gossip) SetMeta(m Meta) error {
 	g.mu.Lock()
 	g.mu.meta, g.mu.encoded = m, encoded
 	g.mu.Unlock()
-	if err := g.list.UpdateNode(0); err != nil {
-		return fmt.Errorf("updating gossip metadata: %w", err)
+	// The others hear of it later if nobody takes the message in time: gossip
+	// repeats what a node says about itself.
+	if err := g.list.UpdateNode(updateTimeout); err != nil {
+		g.opts.Logger.Debug("spreading gossip metadata", "err", err)
 	}
 	g.notify()
 	return nil
@@ -298,10 +303,12 @@ func (g *Gossip) maintain() {
 // rejoin tries the addresses that no live member has.
 func (g *Gossip) rejoin() {
 	present := map[string]bool{g.Addr(): true, g.opts.BindAddr: true, g.opts.AdvertiseAddr: true}
-	g.mu.Lock()
+	// memberlist calls judge with its own lock held: never ask it for anything
+	// with ours held.
 	for _, n := range g.list.Members() {
 		present[n.Address()] = true
 	}
+	g.mu.Lock()
 	var missing []string
 	for _, a := range g.opts.Seeds {
 		if !present[a] {

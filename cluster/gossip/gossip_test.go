@@ -153,6 +153,32 @@ func TestForeignCluster(t *testing.T) {
 	sees(t, x, "x")
 }
 
+// A look at the members beside news about them once deadlocked: memberlist asks
+// the delegate with its own lock held.
+func TestRejoinBesideNewsDoesNotDeadlock(t *testing.T) {
+	a := start(t, "a", "c1", nil)
+	b := start(t, "b", "c1", nil, a.Addr())
+	sees(t, a, "a", "b")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 20_000 {
+			a.rejoin()
+		}
+	}()
+	for i := range 200 {
+		if err := b.SetMeta(Meta{Node: "b", Cluster: "c1", Version: string(rune('a' + i%26))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Fatal("rejoin hangs")
+	}
+	sees(t, a, "a", "b")
+}
+
 // TestLateSeed is GO4: the seed is not there when the node starts.
 func TestLateSeed(t *testing.T) {
 	a := start(t, "a", "c1", nil)

@@ -313,4 +313,3 @@ func (n *Network) closeListenerLocked(l *listener) {
 	}
 	l.queue = nil
 }
-
