@@ -86,7 +86,7 @@ func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterReque
 				continue
 			}
 		}
-		err = a.printOne("Founding", record{{name: "cluster", value: resp.GetClusterId()}, {name: "operation", value: resp.GetOperationId()},
+		err = a.printDone("Founding", record{{name: "cluster", value: resp.GetClusterId()}, {name: "operation", value: resp.GetOperationId()},
 			{name: "phase", value: phase}, {name: "resumed", value: resp.GetResumed()}})
 		if err == nil && !done {
 			return &unhealthy{fmt.Sprintf("the founding goes on in phase %s; the same command waits for it", phase)}
@@ -310,7 +310,7 @@ func (a *app) shardTransfer() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printOne("Transfer", record{{name: "shard", value: id}, {name: "leader", value: resp.GetLeader()}})
+			return a.printDone("Transfer", record{{name: "shard", value: id}, {name: "leader", value: resp.GetLeader()}})
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "the node that is to lead")
@@ -396,7 +396,7 @@ func (a *app) shardJob(verb, short, kind string, do func(context.Context, uint64
 			if err != nil {
 				return err
 			}
-			return a.printOne(kind, r)
+			return a.printDone(kind, r)
 		},
 	}
 }

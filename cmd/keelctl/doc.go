@@ -13,4 +13,7 @@
 //	     obeys -o: under json, yaml and jsonl it is one object on stderr.
 //	KX3  The exit code depends on what happened, never on the output format.
 //	KX4  A status is never "healthy" beside a member that did not answer.
+//	KX5  A command that had its effect never reports "not applied": --columns is
+//	     checked before anything is sent, and an error of printing afterwards has
+//	     the outcome applied.
 package main

@@ -49,17 +49,28 @@ type interrupted struct{ err error }
 func (e *interrupted) Error() string { return "interrupted: " + e.err.Error() }
 func (e *interrupted) Unwrap() error { return e.err }
 
+// unprinted is a command that did what it was asked and could not print it.
+type unprinted struct{ err error }
+
+func (e *unprinted) Error() string {
+	return "it was done, but printing what it did failed: " + e.err.Error()
+}
+func (e *unprinted) Unwrap() error { return e.err }
+
 // exitCode says how a command ended.
 func exitCode(err error) int {
 	var u *usageError
 	var h *unhealthy
 	var i *interrupted
+	var p *unprinted
 	var e *keel.Error
 	switch {
 	case err == nil:
 		return exitDone
 	case errors.As(err, &i):
 		return exitInterrupted
+	case errors.As(err, &p):
+		return exitUnknown // never a code that stands for "not applied"
 	case errors.As(err, &u):
 		return exitUsage
 	case errors.As(err, &h):
@@ -127,6 +138,10 @@ func failureOf(err error) failure {
 			f.Ordinal = &e.Ordinal
 		}
 	}
+	var p *unprinted
+	if errors.As(err, &p) {
+		f.Code, f.Outcome = "unprinted", keel.OutcomeApplied.String()
+	}
 	switch f.ExitCode {
 	case exitUsage:
 		if e == nil {
@@ -135,7 +150,7 @@ func failureOf(err error) failure {
 	case exitUnhealthy:
 		f.Code = "unhealthy"
 	case exitInterrupted:
-		if e == nil {
+		if e == nil && p == nil {
 			f.Code = "interrupted"
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -83,6 +84,7 @@ func TestEveryCommand(t *testing.T) {
 	c := cluster.New(t, cluster.Options{Nodes: 1})
 	root := (&app{}).command()
 	covered := make(map[string]bool)
+	printed := make(map[string]map[string]bool) // the keys that each leaf printed
 	formats := []string{"json", "yaml", "jsonl", "wide", "table"}
 	for i, line := range lines {
 		leaf, _, err := root.Find(line)
@@ -100,6 +102,9 @@ func TestEveryCommand(t *testing.T) {
 			t.Fatalf("%q: exit %d, %s", line, code, stderr)
 		}
 		checkFormat(t, line, format, stdout)
+		if format == "json" {
+			noteKeys(t, printed, leaf.CommandPath(), stdout)
+		}
 		if readsOnly(line) { // the others must not run twice
 			for _, format := range formats {
 				if code, stdout, stderr := keelctl(c.Endpoints()[0], append(slices.Clone(line), "-o", format)...); code != exitDone {
@@ -111,6 +116,12 @@ func TestEveryCommand(t *testing.T) {
 		}
 	}
 	for _, leaf := range leaves(root) {
+		path := strings.TrimPrefix(leaf.CommandPath(), "keelctl ")
+		if known, seen := sorted(strings.Fields(columns[path])), sorted(slices.Collect(maps.Keys(printed[leaf.CommandPath()]))); len(seen) > 0 || len(known) == 0 {
+			if !slices.Equal(known, seen) {
+				t.Errorf("%s: columns has %v, it prints %v", path, known, seen)
+			}
+		}
 		if !covered[leaf.CommandPath()] {
 			t.Errorf("%s: no line of the test runs it", leaf.CommandPath())
 		}
@@ -119,6 +130,31 @@ func TestEveryCommand(t *testing.T) {
 		}
 		if leaf.Short == "" {
 			t.Errorf("%s: no description", leaf.CommandPath())
+		}
+	}
+}
+
+func sorted(s []string) []string { slices.Sort(s); return s }
+
+// noteKeys keeps the keys of the items that a leaf printed as JSON.
+func noteKeys(t *testing.T, printed map[string]map[string]bool, leaf, stdout string) {
+	t.Helper()
+	var object map[string]any
+	if err := json.Unmarshal([]byte(stdout), &object); err != nil {
+		t.Fatal(err)
+	}
+	items := []any{object}
+	if list, ok := object["items"].([]any); ok {
+		items = list
+	}
+	for _, item := range items {
+		if printed[leaf] == nil {
+			printed[leaf] = make(map[string]bool)
+		}
+		for k := range item.(map[string]any) {
+			if k != "apiVersion" && k != "kind" {
+				printed[leaf][k] = true
+			}
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (r record) pick(columns []string) (record, error) {
 			for _, f := range r {
 				names = append(names, f.name)
 			}
-			return nil, usage(fmt.Errorf("--columns: no column %q (there are: %s)", c, strings.Join(names, ", ")))
+			return nil, noColumn(c, names)
 		}
 		f := r[i]
 		f.wide = false
@@ -98,6 +98,15 @@ func (a *app) printOne(kind string, r record) error {
 	default:
 		return a.encode(append(header(kind), r...))
 	}
+}
+
+// printDone prints what a command with an effect did. A failure to print it does
+// not undo it (KX5).
+func (a *app) printDone(kind string, r record) error {
+	if err := a.printOne(kind, r); err != nil {
+		return &unprinted{err}
+	}
+	return nil
 }
 
 // printed collects or streams the items of a list.
@@ -191,7 +200,7 @@ func trimNewline(b []byte) []byte { return bytes.TrimRight(b, "\n") }
 // printSheet prints one object: its scalars one a line, then its lists as
 // tables.
 func (a *app) printSheet(r record) error {
-	t := newTable(a.stdout)
+	t := newTable()
 	var lists []field
 	for _, f := range r {
 		if _, isList := f.value.([]record); isList {
@@ -203,14 +212,18 @@ func (a *app) printSheet(r record) error {
 		}
 	}
 	if t.Length() > 0 {
-		t.Render()
+		if err := render(a.stdout, t); err != nil {
+			return err
+		}
 	}
 	for _, f := range lists {
 		items := f.value.([]record)
 		if len(items) == 0 {
 			continue
 		}
-		fmt.Fprintf(a.stdout, "\n%s\n", strings.ToUpper(f.name))
+		if _, err := fmt.Fprintf(a.stdout, "\n%s\n", strings.ToUpper(f.name)); err != nil {
+			return err
+		}
 		if err := a.printTable(a.stdout, items, nil); err != nil {
 			return err
 		}
@@ -219,7 +232,7 @@ func (a *app) printSheet(r record) error {
 }
 
 func (a *app) printTable(w io.Writer, items []record, columns []string) error {
-	t := newTable(w)
+	t := newTable()
 	var head table.Row
 	if len(items) == 0 {
 		for _, c := range columns {
@@ -240,14 +253,18 @@ func (a *app) printTable(w io.Writer, items []record, columns []string) error {
 		t.AppendRow(row)
 	}
 	t.AppendHeader(head)
-	t.Render()
-	return nil
+	return render(w, t)
+}
+
+// render writes a table. The table's own output mirror drops the writer's error.
+func render(w io.Writer, t table.Writer) error {
+	_, err := io.WriteString(w, t.Render()+"\n")
+	return err
 }
 
 // newTable is a plain table: no borders and no colours, so NO_COLOR holds.
-func newTable(w io.Writer) table.Writer {
+func newTable() table.Writer {
 	t := table.NewWriter()
-	t.SetOutputMirror(w)
 	style := table.StyleDefault
 	style.Options = table.OptionsNoBordersAndSeparators
 	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "

@@ -77,7 +77,7 @@ its keyed state.
 
 Data goes to stdout and prose to stderr. Exit codes: 0 done, 1 failed and not
 applied, 2 usage, 3 not found, 4 refused, 5 unavailable, 6 unhealthy,
-7 permission, 8 outcome unknown, 130 interrupted.`,
+7 permission, 8 applied or perhaps applied, 130 interrupted.`,
 		Example:           "  keelctl cluster status\n  keelctl state list -o json\n  keelctl value get flights last --key ATL",
 		SilenceUsage:      true,
 		SilenceErrors:     true,
@@ -158,6 +158,9 @@ func (a *app) settle(cmd *cobra.Command) error {
 	}
 	if a.timeout < 0 {
 		return usage(errors.New("--timeout: must not be negative"))
+	}
+	if err := a.checkColumns(cmd); err != nil {
+		return err
 	}
 	return usage(cmd.ValidateFlagGroups())
 }

@@ -69,7 +69,7 @@ func (a *app) stateDeclare() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printOne("State", append(declarationRecord(got), field{name: "created", value: created}))
+			return a.printDone("State", append(declarationRecord(got), field{name: "created", value: created}))
 		},
 	}
 	f := c.Flags()
@@ -127,7 +127,7 @@ func (a *app) stateDrop() *cobra.Command {
 			if err := client.Drop(ctx, args[0], args[1]); err != nil {
 				return err
 			}
-			return a.printOne("Dropped", record{{name: "keyspace", value: args[0]}, {name: "name", value: args[1]}})
+			return a.printDone("Dropped", record{{name: "keyspace", value: args[0]}, {name: "name", value: args[1]}})
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")

@@ -166,7 +166,7 @@ func (t *target) written(token keel.Token, err error) error {
 	if err != nil {
 		return err
 	}
-	return t.app.printOne("Written", record{{name: "shard", value: token.Shard}, {name: "sequence", value: token.Sequence},
+	return t.app.printDone("Written", record{{name: "shard", value: token.Shard}, {name: "sequence", value: token.Sequence},
 		{name: "token", value: token.String()}})
 }
 

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	writtenColumns = "shard sequence token"
+	valueColumns   = "value null version token"
+	keyColumns     = "key namespace group shard"
+	stateColumns   = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
+)
+
+// columns are the keys of what each command prints, by its path without the
+// root. They are known before the command does anything, so that a wrong
+// --columns is refused before a write and not after it (KX5).
+var columns = map[string]string{
+	"cluster init":      "cluster operation phase resumed",
+	"cluster status":    "cluster healthy problems revision incarnation keyGroups shards nodes unreachable",
+	"node list":         "id state alive grpc raft http zone",
+	"shard list":        "id lo hi leader replicas epoch birth",
+	"shard hash":        "shard node index content ops clockMs agree error",
+	"shard transfer":    "shard leader",
+	"shard snapshot":    "shard index bytes",
+	"shard compact":     "shard bytesBefore bytesAfter",
+	"operation list":    "id operation phase done error startedMs updatedMs",
+	"state declare":     stateColumns + " created",
+	"state list":        stateColumns,
+	"state drop":        "keyspace name",
+	"value get":         valueColumns,
+	"value set":         writtenColumns,
+	"value cas":         writtenColumns,
+	"value clear":       writtenColumns,
+	"list get":          "value",
+	"list add":          writtenColumns,
+	"list add-all":      writtenColumns,
+	"list update":       writtenColumns,
+	"list clear":        writtenColumns,
+	"map get":           valueColumns,
+	"map put":           writtenColumns,
+	"map put-all":       writtenColumns,
+	"map remove":        writtenColumns,
+	"map contains":      "contains",
+	"map entries":       "userKey value null version",
+	"map keys":          "userKey",
+	"map values":        "value null version",
+	"map is-empty":      "isEmpty",
+	"map clear":         writtenColumns,
+	"reducing get":      valueColumns,
+	"reducing add":      writtenColumns,
+	"reducing clear":    writtenColumns,
+	"aggregating get":   valueColumns,
+	"aggregating add":   writtenColumns,
+	"aggregating clear": writtenColumns,
+	"merge-namespaces":  writtenColumns,
+	"keys":              keyColumns,
+	"scan":              keyColumns + " userKey value null version",
+	"version":           "version revision go platform",
+	"config explain":    "setting value origin",
+}
+
+// checkColumns refuses columns that the command never prints.
+func (a *app) checkColumns(cmd *cobra.Command) error {
+	path := strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+	list, prints := columns[path]
+	if !prints {
+		return nil // a group or a generated command: prose
+	}
+	known := strings.Fields(list)
+	for _, c := range a.columns {
+		if !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, c) }) {
+			return noColumn(c, known)
+		}
+	}
+	return nil
+}
+
+func noColumn(c string, known []string) error {
+	return usage(fmt.Errorf("--columns: no column %q (there are: %s)", c, strings.Join(known, ", ")))
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/keelstate/keelstate/client/keeltest/cluster"
+)
+
+// fullDisk is a stdout like /dev/full.
+type fullDisk struct{}
+
+var errFull = errors.New("no space left on device")
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errFull }
+
+// failing runs a line that must fail and returns its error object.
+func failing(t *testing.T, endpoint string, stdout io.Writer, args ...string) failure {
+	t.Helper()
+	var errs bytes.Buffer
+	env := environment{stdin: strings.NewReader(""), stdout: stdout, stderr: &errs, getenv: func(name string) (string, bool) {
+		return endpoint, name == "KEELSTATE_ENDPOINTS"
+	}}
+	code := run(context.Background(), args, env)
+	var f failure
+	if slices.Contains(args, "json") {
+		if err := json.Unmarshal(errs.Bytes(), &f); err != nil || f.ExitCode != code {
+			t.Fatalf("%q: exit %d, %v in %q", args, code, err, errs.String())
+		}
+	}
+	f.ExitCode = code
+	return f
+}
+
+// KX5: an unknown column is refused before the write, and what could not be
+// printed after the write is applied.
+func TestAWriteThatWasAppliedIsNeverReportedAsNotApplied(t *testing.T) {
+	c := cluster.New(t, cluster.Options{Nodes: 1})
+	on := c.Endpoints()[0]
+	if code, _, stderr := keelctl(on, "state", "declare", "k", "v", "--kind", "value", "--value-type", "int64"); code != exitDone {
+		t.Fatal(stderr)
+	}
+	set := func(v string, more ...string) []string {
+		return append([]string{"value", "set", "k", "v", v, "--key", "x"}, more...)
+	}
+	holds := func() string {
+		_, stdout, _ := keelctl(on, "value", "get", "k", "v", "--key", "x", "--columns", "value")
+		return strings.TrimSpace(strings.TrimPrefix(stdout, "VALUE"))
+	}
+	if f := failing(t, on, io.Discard, set("1", "--columns", "nonsense", "-o", "json")...); f.ExitCode != exitUsage || holds() != "" {
+		t.Errorf("an unknown column: %+v, and the state holds %q", f, holds())
+	}
+	for i, format := range []string{"json", "table"} {
+		want := []string{"2", "3"}[i]
+		f := failing(t, on, fullDisk{}, set(want, "-o", format)...)
+		if f.ExitCode != exitUnknown || holds() != want {
+			t.Errorf("-o %s: exit %d, and the state holds %q", format, f.ExitCode, holds())
+		}
+		if format == "json" && (f.Outcome != "applied" || f.Code != "unprinted") {
+			t.Errorf("%+v", f)
+		}
+	}
+	if code, _, stderr := keelctl(on, set("4", "--columns", "Token")...); code != exitDone || holds() != "4" {
+		t.Errorf("a known column: exit %d, %s", code, stderr)
+	}
+}
+
+// Every read fails, in every format, where its output cannot be written.
+func TestOutputThatCannotBeWrittenFails(t *testing.T) {
+	c := cluster.New(t, cluster.Options{Nodes: 1})
+	for _, line := range [][]string{{"version"}, {"config", "explain"}, {"cluster", "status"}, {"node", "list"}, {"shard", "list"}} {
+		for _, format := range []string{"table", "wide", "json", "yaml", "jsonl"} {
+			f := failing(t, c.Endpoints()[0], fullDisk{}, append(slices.Clone(line), "-o", format)...)
+			if f.ExitCode != exitFailed {
+				t.Errorf("%q -o %s: exit %d", line, format, f.ExitCode)
+			}
+		}
+	}
+}
