@@ -427,12 +427,17 @@ func fillQuery(h *raftfsm.Header, q *state.Query) error {
 type Scan struct {
 	view  *raftfsm.ReadView
 	query state.ScanQuery
+	key   *state.Query // in place of query: pages of one key
 	done  bool
 }
 
 // scan opens a scan at the present instant.
 func (r *replica) scan(ctx context.Context, req *ScanRequest) (*Scan, error) {
-	if err := r.declareForRead(ctx, req.Route, req.Query.State); err != nil {
+	id := req.Query.State
+	if req.Key != nil {
+		id = req.Key.State
+	}
+	if err := r.declareForRead(ctx, req.Route, id); err != nil {
 		return nil, r.detailed(err)
 	}
 	v, err := r.view(ctx, req.Route)
@@ -440,6 +445,14 @@ func (r *replica) scan(ctx context.Context, req *ScanRequest) (*Scan, error) {
 		return nil, r.detailed(err)
 	}
 	s := &Scan{view: v, query: req.Query}
+	if req.Key != nil {
+		q := *req.Key
+		if err := fillQuery(v.Header, &q); err != nil {
+			v.Close()
+			return nil, r.detailed(err)
+		}
+		s.key = &q
+	}
 	if s.query.Range.Hi == 0 {
 		s.query.Range = v.Range
 	}
@@ -455,13 +468,38 @@ func (s *Scan) Next(ctx context.Context) (items []state.ScanItem, cursor []byte,
 	if err := ctx.Err(); err != nil {
 		return nil, nil, false, err
 	}
-	items, next, err := s.view.Scan(&s.query)
+	var next []byte
+	if s.key != nil {
+		items, next, err = s.keyPage()
+	} else {
+		items, next, err = s.view.Scan(&s.query)
+		s.query.Cursor = next
+	}
 	if err != nil {
 		return nil, nil, false, err
 	}
-	s.query.Cursor = next
 	s.done = next == nil
 	return items, next, !s.done, nil
+}
+
+// keyPage reads the next page of the key.
+func (s *Scan) keyPage() ([]state.ScanItem, []byte, error) {
+	a, err := s.view.Read(s.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.key.Cursor = a.Next
+	items := make([]state.ScanItem, 0, len(a.Elements)+len(a.Entries))
+	add := func(e state.Entry) {
+		items = append(items, state.ScanItem{Group: s.key.Group, Key: s.key.Key, Namespace: s.key.Namespace, Entry: e})
+	}
+	for _, e := range a.Elements {
+		add(state.Entry{Value: e})
+	}
+	for _, e := range a.Entries {
+		add(e)
+	}
+	return items, a.Next, nil
 }
 
 // Token is the position that the scan shows.

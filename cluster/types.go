@@ -40,6 +40,10 @@ type ScanRequest struct {
 	Route
 	// Query.Range with Hi = 0 means the whole range of the shard.
 	Query state.ScanQuery
+	// Key, if not nil, is a QueryPage: the scan is of the elements or entries of
+	// that key and namespace, and Query is not looked at. Its Group is left
+	// empty; it is computed from the key.
+	Key *state.Query
 }
 
 // NodeInfo is a node of the cluster.

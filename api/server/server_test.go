@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -326,46 +325,49 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// TestScanOfOneKey: all pages of one key come from one open scan, and so from
+// one instant.
 func TestScanOfOneKey(t *testing.T) {
-	f := &fake{read: func(_ context.Context, req *cluster.ReadRequest) (*cluster.ReadReply, error) {
-		q := req.Queries[0]
-		if q.Kind != state.QueryPage || string(q.Key) != "k" || string(q.Namespace.Bytes) != "n" || !q.Namespace.Set {
+	opened, closed := 0, false
+	f := &fake{scan: func(_ context.Context, req *cluster.ScanRequest) (Scan, error) {
+		q := req.Key
+		if q == nil || q.Kind != state.QueryPage || q.State != 3 || string(q.Key) != "k" || string(q.Namespace.Bytes) != "n" || !q.Namespace.Set ||
+			!q.KeysOnly || q.PageBytes != 77 || string(q.Cursor) != "c" {
 			return nil, base.ErrInternal
 		}
-		a := state.Answer{Found: true, Entries: []state.Entry{{UserKey: q.Cursor, Version: 3}, {UserKey: []byte("x"), Null: true}}}
-		if len(q.Cursor) < 3 {
-			a.Next = append(bytes.Clone(q.Cursor), 'c')
-		}
-		return &cluster.ReadReply{Answers: []state.Answer{a}, Errs: make([]error, 1)}, nil
+		opened++
+		return &listScan{total: 8, page: 2, closed: &closed}, nil
 	}}
 	k := newKit(t, f, Options{})
-	count := func(limit uint64) (n int) {
-		s, err := k.state.Scan(testContext(t), &keelstatepb.ScanRequest{FilterKey: true, Key: []byte("k"), FilterNamespace: true,
-			Namespace: &keelstatepb.Namespace{Value: []byte("n")}, Limit: limit})
+	scan := func(r *keelstatepb.ScanRequest) (n int, err error) {
+		s, err := k.state.Scan(testContext(t), r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for {
 			p, err := s.Recv()
 			if errors.Is(err, io.EOF) {
-				return n
+				return n, nil
 			}
 			if err != nil {
-				t.Fatal(err)
+				return n, err
 			}
-			for _, it := range p.Items {
-				if string(it.Key) != "k" || string(it.Namespace.GetValue()) != "n" {
-					t.Fatalf("item %v", it)
-				}
-				n++
+			if p.Token.GetSequence() != 42 {
+				t.Errorf("token %v", p.Token)
 			}
+			n += len(p.Items)
 		}
 	}
-	if n := count(0); n != 8 {
-		t.Errorf("%d items, want 8", n)
+	for limit, want := range map[uint64]int{0: 8, 3: 3} {
+		opened, closed = 0, false
+		n, err := scan(&keelstatepb.ScanRequest{State: 3, FilterKey: true, Key: []byte("k"), FilterNamespace: true, KeysOnly: true,
+			Namespace: &keelstatepb.Namespace{Value: []byte("n")}, Limit: limit, PageBytes: 77, Cursor: []byte("c")})
+		if err != nil || n != want || opened != 1 || !closed {
+			t.Errorf("limit %d: %d items of %d from %d scans, closed %v: %v", limit, n, want, opened, closed, err)
+		}
 	}
-	if n := count(3); n != 3 {
-		t.Errorf("%d items, want 3", n)
+	if _, err := scan(&keelstatepb.ScanRequest{State: 3, FilterKey: true, Key: []byte("k")}); !errors.Is(apierr.FromError(err), base.ErrUnsupported) {
+		t.Errorf("without a namespace: %v", err)
 	}
 }
 

@@ -118,12 +118,7 @@ func (v *stateService) Scan(r *keelstatepb.ScanRequest, stream grpc.ServerStream
 	}
 	ctx, cancel := v.s.drainContext(stream.Context())
 	defer cancel()
-	var err error
-	if r.GetFilterKey() {
-		err = v.scanKey(ctx, r, stream)
-	} else {
-		err = v.scan(ctx, r, stream)
-	}
+	err := v.scan(ctx, r, stream)
 	if err != nil && stream.Context().Err() == nil && ctx.Err() != nil {
 		return context.Cause(ctx) // the drain ended it, not the client
 	}
@@ -163,21 +158,41 @@ func (q *quota) page(want int) int {
 	return want
 }
 
-func (v *stateService) scan(ctx context.Context, r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
-	quota := newQuota(r.GetLimit())
-	req := &cluster.ScanRequest{Route: routeOf(r), Query: state.ScanQuery{
-		Filter: r.GetFilterNamespace(), KeysOnly: r.GetKeysOnly(), Cursor: r.GetCursor(),
-		Limit: quota.page(clampInt(r.GetPageItems())), PageBytes: clampInt(r.GetPageBytes())}}
+// scanRequest reads a scan of a state or, with filter_key, of one list or map.
+func scanRequest(r *keelstatepb.ScanRequest, quota *quota) (*cluster.ScanRequest, error) {
+	req := &cluster.ScanRequest{Route: routeOf(r)}
+	limit := quota.page(clampInt(r.GetPageItems()))
+	if r.GetFilterKey() {
+		if !r.GetFilterNamespace() {
+			return nil, &base.Error{Cause: base.ErrUnsupported, Field: "filter_namespace", Ordinal: -1,
+				Hint: "a scan of one key is of one namespace: set filter_namespace (an absent namespace is the void one)"}
+		}
+		req.Key = &state.Query{Kind: state.QueryPage, Key: present(r.GetKey()), Namespace: namespace(r.GetNamespace()),
+			Cursor: r.GetCursor(), Limit: limit, PageBytes: clampInt(r.GetPageBytes()), KeysOnly: r.GetKeysOnly()}
+		setID(&req.Key.State, r.GetState())
+		return req, nil
+	}
+	req.Query = state.ScanQuery{Filter: r.GetFilterNamespace(), KeysOnly: r.GetKeysOnly(), Cursor: r.GetCursor(),
+		Limit: limit, PageBytes: clampInt(r.GetPageBytes())}
 	setID(&req.Query.State, r.GetState())
 	if req.Query.Filter {
 		req.Query.Namespace = namespace(r.GetNamespace())
 	}
 	if rng := r.GetRange(); rng != nil {
 		if rng.Lo >= rng.Hi {
-			return base.Invalid("range", "use a range [lo, hi) with lo < hi, or none for the whole shard")
+			return nil, base.Invalid("range", "use a range [lo, hi) with lo < hi, or none for the whole shard")
 		}
 		setID(&req.Query.Range.Lo, rng.Lo)
 		setID(&req.Query.Range.Hi, rng.Hi)
+	}
+	return req, nil
+}
+
+func (v *stateService) scan(ctx context.Context, r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+	quota := newQuota(r.GetLimit())
+	req, err := scanRequest(r, &quota)
+	if err != nil {
+		return err
 	}
 	scan, err := v.s.backend.OpenScan(ctx, req)
 	if err != nil {
@@ -220,56 +235,4 @@ func scanItems(items []state.ScanItem) []*keelstatepb.ScanItem {
 		out[i] = &wire[i]
 	}
 	return out
-}
-
-// scanKey lists the elements or entries of one list or map. The engine's scan
-// cannot be restricted to a key, so this asks for pages of the key, in one
-// namespace: each page is from an instant of its own, which its token names,
-// and items carry no group.
-func (v *stateService) scanKey(ctx context.Context, r *keelstatepb.ScanRequest, stream grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
-	if !r.GetFilterNamespace() {
-		return &base.Error{Cause: base.ErrUnsupported, Field: "filter_namespace", Ordinal: -1,
-			Hint: "a scan of one key is of one namespace: set filter_namespace (an absent namespace is the void one)"}
-	}
-	quota := newQuota(r.GetLimit())
-	q := state.Query{Kind: state.QueryPage, Key: present(r.GetKey()), Namespace: namespace(r.GetNamespace()), Cursor: r.GetCursor(),
-		PageBytes: clampInt(r.GetPageBytes()), KeysOnly: r.GetKeysOnly()}
-	setID(&q.State, r.GetState())
-	for {
-		q.Limit = quota.page(clampInt(r.GetPageItems()))
-		reply, err := v.s.backend.Read(ctx, &cluster.ReadRequest{Route: routeOf(r), Queries: []state.Query{q}})
-		if err != nil {
-			return err
-		}
-		if reply.Errs[0] != nil {
-			return reply.Errs[0]
-		}
-		a := &reply.Answers[0]
-		items := keyItems(r, a)
-		n, full := quota.cut(len(items))
-		page := &keelstatepb.ScanPage{Items: items[:n], Token: token(reply.Token)}
-		if n == len(items) {
-			page.Cursor = a.Next
-		}
-		if err := stream.Send(page); err != nil {
-			return err
-		}
-		if a.Next == nil || full {
-			return nil
-		}
-		q.Cursor = a.Next
-	}
-}
-
-func keyItems(r *keelstatepb.ScanRequest, a *state.Answer) []*keelstatepb.ScanItem {
-	items := make([]*keelstatepb.ScanItem, 0, len(a.Elements)+len(a.Entries))
-	for _, e := range a.Elements {
-		items = append(items, &keelstatepb.ScanItem{Key: r.GetKey(), Namespace: r.GetNamespace(), Entry: &keelstatepb.MapEntry{Value: e}})
-	}
-	for i := range a.Entries {
-		e := &keelstatepb.MapEntry{}
-		fillEntry(e, &a.Entries[i])
-		items = append(items, &keelstatepb.ScanItem{Key: r.GetKey(), Namespace: r.GetNamespace(), Entry: e})
-	}
-	return items
 }
