@@ -70,11 +70,17 @@ func (a *app) valueCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				pre := v.IfVersion(t.key, ifVersion)
+				var pre keel.Precondition
 				switch {
+				case t.given("if-absent") && !ifAbsent:
+					return usage(fmt.Errorf("--if-absent: it takes no false; leave it out"))
 				case ifAbsent:
 					pre = v.IfAbsent(t.key)
-				case ifVersion == 0:
+				case t.given("if-version") && ifVersion == 0:
+					return usage(fmt.Errorf("--if-version: no value has version 0; --if-absent asks for none"))
+				case t.given("if-version"):
+					pre = v.IfVersion(t.key, ifVersion)
+				default:
 					old, err := t.parse("--if-equal", t.decl.ValueType, ifEqual)
 					if err != nil {
 						return err

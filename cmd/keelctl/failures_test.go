@@ -83,3 +83,28 @@ func TestOutputThatCannotBeWrittenFails(t *testing.T) {
 		}
 	}
 }
+
+// Which condition a compare-and-set has depends on the flag that was given, not
+// on its value: version 0 is not the empty string.
+func TestCompareAndSetTakesTheConditionThatWasGiven(t *testing.T) {
+	c := cluster.New(t, cluster.Options{Nodes: 1})
+	on := c.Endpoints()[0]
+	for _, line := range [][]string{
+		{"state", "declare", "k", "v", "--kind", "value"}, {"value", "set", "k", "v", "", "--key", "x"},
+	} {
+		if code, _, stderr := keelctl(on, line...); code != exitDone {
+			t.Fatal(stderr)
+		}
+	}
+	for _, tc := range []struct {
+		code int
+		flag string
+	}{
+		{exitUsage, "--if-version=0"}, {exitUsage, "--if-absent=false"}, {exitRefused, "--if-version=999999999"},
+		{exitRefused, "--if-equal=other"}, {exitRefused, "--if-absent"}, {exitDone, "--if-equal="},
+	} {
+		if code, _, stderr := keelctl(on, "value", "cas", "k", "v", "new", "--key", "x", tc.flag); code != tc.code {
+			t.Errorf("%s: exit %d, want %d: %s", tc.flag, code, tc.code, stderr)
+		}
+	}
+}

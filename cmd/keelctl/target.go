@@ -26,6 +26,7 @@ type target struct {
 	userKey string
 	hasUK   bool
 	hex     bool
+	given   func(flag string) bool // on the command line
 }
 
 // verb is one data command: KEYSPACE NAME and what follows.
@@ -50,9 +51,10 @@ func (a *app) dataCommand(v verb) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()
-			t.inSpace = cmd.Flags().Changed("namespace")
-			t.hasUK = cmd.Flags().Changed("user-key")
-			if !v.keyless && !cmd.Flags().Changed("key") {
+			t.given = cmd.Flags().Changed
+			t.inSpace = t.given("namespace")
+			t.hasUK = t.given("user-key")
+			if !v.keyless && !t.given("key") {
 				return usage(fmt.Errorf("--key: give the key"))
 			}
 			if v.userKey && !t.hasUK {
