@@ -27,6 +27,7 @@ type deed struct {
 	twice  bool  // answer twice
 	hang   bool  // neither apply nor answer, and keep the stream
 	cut    bool  // break the stream afterwards
+	status error // with this status; nil is unavailable
 	delay  chan struct{}
 }
 
@@ -217,6 +218,9 @@ func (n *fakeNode) WriteStream(s grpc.BidiStreamingServer[keelstatepb.WriteBatch
 				if err := s.Send(&keelstatepb.WriteResults{Results: answers}); err != nil {
 					return err
 				}
+			}
+			if d.cut && d.status != nil {
+				return apierr.ToStatus(d.status).Err()
 			}
 			if d.cut {
 				return status.Error(codes.Unavailable, "cut by the test")

@@ -34,10 +34,12 @@ func (c *Client) scanCell(ctx context.Context, cl cell, keysOnly bool, limit uin
 func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) iter.Seq2[*keelstatepb.ScanItem, error] {
 	return func(yield func(*keelstatepb.ScanItem, error) bool) {
 		limit := req.Limit
+		last := false // a page without a cursor came: nothing follows it
 		for n := 0; ; n++ {
 			node, more, e := c.scanOnce(ctx, req, func(p *keelstatepb.ScanPage) bool {
 				n = 0
 				req.Cursor = p.GetCursor()
+				last = len(req.Cursor) == 0
 				for i, it := range p.GetItems() {
 					if limit > 0 {
 						if req.Limit--; req.Limit == 0 {
@@ -52,10 +54,7 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 				}
 				return true
 			})
-			if !more {
-				return
-			}
-			if e == nil {
+			if !more || e == nil || last {
 				return
 			}
 			e.Shard, e.Outcome = req.Shard, OutcomeNotApplied
