@@ -214,10 +214,7 @@ func (l *lane) answer(w *write, attempt uint64, node string, res *keelstatepb.Wr
 	var e *Error
 	switch {
 	case err != nil:
-		e = fromStatus(err)
-		if !sent {
-			e.Outcome = OutcomeNotApplied
-		}
+		e = streamError(err, sent)
 	case res.GetError() != nil:
 		e = fromDetail(res.GetError())
 	default:

@@ -245,16 +245,26 @@ func (c *Client) bareOnce(ctx context.Context, p *part) (*keelstatepb.WriteResul
 	case o := <-answer:
 		switch {
 		case o.err != nil:
-			e := fromStatus(o.err)
-			if !o.sent {
-				e.Outcome, e.Retryable = OutcomeNotApplied, true
-			}
+			e := streamError(o.err, o.sent)
+			e.Retryable = e.Retryable || !o.sent
 			return nil, r.node, e
 		case o.res.GetError() != nil:
 			return nil, r.node, fromDetail(o.res.GetError())
 		}
 		return o.res, r.node, nil
 	}
+}
+
+// streamError reads the failure of a stream for one request on it. The status
+// of a stream speaks of the stream: whatever it says, a request that may have
+// left before it may have been applied.
+func streamError(err error, sent bool) *Error {
+	e := fromStatus(err)
+	e.Outcome = OutcomeNotApplied
+	if sent {
+		e.Outcome = OutcomeUnknown
+	}
+	return e
 }
 
 // reroute takes in a refusal of a read or a bare write. It says whether asking

@@ -45,6 +45,7 @@ type pipeline[R any] struct {
 		requests int // received and not yet answered on the wire
 		bytes    int // held by them, results included
 		ended    bool
+		closed   bool  // by a drain: take fails
 		err      error // why receiving ended; nil after a half-close
 	}
 }
@@ -66,6 +67,10 @@ func poke(c chan struct{}) {
 func (p *pipeline[R]) take(bytes int) error {
 	for {
 		p.mu.Lock()
+		if p.mu.closed {
+			p.mu.Unlock()
+			return base.ErrShuttingDown
+		}
 		if p.mu.requests == 0 || p.mu.requests < p.maxRequests && p.mu.bytes+bytes <= p.maxBytes {
 			p.mu.requests++
 			p.mu.bytes += bytes
@@ -116,6 +121,16 @@ func (p *pipeline[R]) next(batch []result[R]) (_ []result[R], over, ended bool, 
 	return batch, p.mu.requests == 0, p.mu.ended, p.mu.err
 }
 
+// close ends the stream at a drain unless something is outstanding. Afterwards
+// take fails: what was received but not counted yet is not submitted, so that a
+// stream that ends as shutting down has answered all that it submitted.
+func (p *pipeline[R]) close() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.closed = p.mu.closed || p.mu.requests == 0
+	return p.mu.closed
+}
+
 // sent gives back the room of answers that are on their way.
 func (p *pipeline[R]) sent(batch []result[R]) {
 	p.mu.Lock()
@@ -147,7 +162,7 @@ func (p *pipeline[R]) run(draining <-chan struct{}, send func([]result[R]) error
 		switch {
 		case ended && (over || err != nil):
 			return err
-		case over && drained:
+		case drained && p.close():
 			return base.ErrShuttingDown
 		}
 		select {
