@@ -94,14 +94,16 @@ func exitOf(e *keel.Error) int {
 	switch {
 	case e.Code == "permission_denied" || e.Code == "unauthenticated":
 		return exitPermission
+	case e.Outcome != keel.OutcomeNotApplied:
+		// Before the rest, whose codes say that nothing was applied (KX5): a
+		// second attempt may well be refused because the first one was applied.
+		return exitUnknown
 	case is(keel.ErrInvalid, keel.ErrUnsupported):
 		return exitUsage
 	case is(keel.ErrNotFound, keel.ErrUndeclared):
 		return exitNotFound
 	case is(keel.ErrPrecondition, keel.ErrConflict, keel.ErrWrongKind, keel.ErrAlreadyFounded, keel.ErrIdentity):
 		return exitRefused
-	case e.Outcome != keel.OutcomeNotApplied:
-		return exitUnknown
 	case e.Retryable || is(keel.ErrDeadline, keel.ErrUnavailable, keel.ErrClosed):
 		return exitUnavailable
 	default:

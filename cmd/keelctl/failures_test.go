@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	keel "github.com/keelstate/keelstate/client"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
 )
 
@@ -105,6 +106,24 @@ func TestCompareAndSetTakesTheConditionThatWasGiven(t *testing.T) {
 	} {
 		if code, _, stderr := keelctl(on, "value", "cas", "k", "v", "new", "--key", "x", tc.flag); code != tc.code {
 			t.Errorf("%s: exit %d, want %d: %s", tc.flag, code, tc.code, stderr)
+		}
+	}
+}
+
+// KX5: whatever the condition, the codes that stand for "not applied" need that
+// outcome.
+func TestExitCodeOfAnUnknownOutcome(t *testing.T) {
+	for condition, code := range map[error]int{
+		keel.ErrNotFound: exitNotFound, keel.ErrUndeclared: exitNotFound, keel.ErrPrecondition: exitRefused, keel.ErrConflict: exitRefused,
+		keel.ErrAlreadyFounded: exitRefused, keel.ErrInvalid: exitUsage, keel.ErrUnsupported: exitUsage, keel.ErrDeadline: exitUnavailable,
+		keel.ErrOutOfRange: exitFailed,
+	} {
+		for outcome, want := range map[keel.Outcome]int{
+			keel.OutcomeNotApplied: code, keel.OutcomeUnknown: exitUnknown, keel.OutcomeApplied: exitUnknown,
+		} {
+			if got := exitCode(keel.NewError(condition, outcome, "", "")); got != want {
+				t.Errorf("%v, outcome %v: exit %d, want %d", condition, outcome, got, want)
+			}
 		}
 	}
 }
