@@ -4,6 +4,7 @@
 //
 // States of the keyspace (key: the origin):
 //
+//	generation     Value        number and name of the newest run (key: newest)
 //	position       Value        how far the origin was counted, and by which run
 //	last           Value        the newest flight
 //	late           List         flights with a delay above 180 minutes

@@ -13,6 +13,7 @@ import (
 // store binds the job to a cluster.
 type store struct {
 	client       *keel.Client
+	generation   *keel.Value[job.Generation]
 	position     *keel.Value[job.Position]
 	last         *keel.Value[job.Flight]
 	late         *keel.List[job.Flight]
@@ -34,6 +35,10 @@ func openStore(ctx context.Context, c *keel.Client, keyspace string) (*store, er
 			name, err = state, f()
 		}
 	}
+	declare("generation", func() (err error) {
+		s.generation, err = keel.DeclareValue(ctx, k, "generation", keel.JSON[job.Generation]())
+		return err
+	})
 	declare("position", func() (err error) {
 		s.position, err = keel.DeclareValue(ctx, k, "position", keel.JSON[job.Position]())
 		return err
@@ -87,6 +92,23 @@ func failure(err error) error {
 		return &job.Failure{Kind: job.Transient, Cause: err}
 	}
 	return err
+}
+
+// generationKey is the one key of the state generation.
+const generationKey = "newest"
+
+func (s *store) Generation(ctx context.Context) (job.Generation, bool, error) {
+	g, ok, err := s.generation.Get(ctx, generationKey)
+	return g, ok, failure(err)
+}
+
+func (s *store) Raise(ctx context.Context, old *job.Generation, raised job.Generation) error {
+	was := s.generation.IfAbsent(generationKey)
+	if old != nil {
+		was = s.generation.IfEqual(generationKey, *old)
+	}
+	_, err := s.client.Batch().Add(s.generation.SetOp(generationKey, raised)).Require(was).Commit(ctx)
+	return failure(err)
 }
 
 func (s *store) Position(ctx context.Context, origin string) (job.Position, bool, error) {

@@ -16,7 +16,9 @@
 //	     that it starts from. A repeated update fails that precondition.
 //	FJ3  A run that was taken over is fenced: the position names its owner, a
 //	     new run claims an origin before its first update, and from then on
-//	     the old run's preconditions fail. It stops.
+//	     the old run's preconditions fail. It stops. Runs are ordered by the
+//	     generation that each raises at its start, and none claims from a newer
+//	     one: an old run that wakes up is the one that stops, never the new one.
 //	FJ4  What is written absolutely (counts per destination) is read after the
 //	     claim, so that nobody else can change it until we are fenced.
 //	FJ5  Memory is bounded by the window of rows and the number of origins, not

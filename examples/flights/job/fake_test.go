@@ -38,6 +38,7 @@ type cell struct {
 // faults on demand.
 type fakeStore struct {
 	mu      sync.Mutex
+	newest  *Generation
 	origins map[string]*cell
 	rng     *rand.Rand
 	faults  float64                        // probability that a write has another fate than fine
@@ -84,6 +85,27 @@ func (s *fakeStore) holdsLocked(origin string, want *Position) error {
 		return &Failure{Kind: Conflict, Cause: errors.New("the position is another")}
 	}
 	return nil
+}
+
+func (s *fakeStore) Generation(context.Context) (Generation, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.newest == nil {
+		return Generation{}, false, nil
+	}
+	return *s.newest, true, nil
+}
+
+func (s *fakeStore) Raise(_ context.Context, old *Generation, raised Generation) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writeLocked(func() error {
+		if (old == nil) != (s.newest == nil) || old != nil && *s.newest != *old {
+			return &Failure{Kind: Conflict, Cause: errors.New("the generation is another")}
+		}
+		s.newest = &raised
+		return nil
+	})
 }
 
 func (s *fakeStore) Position(_ context.Context, origin string) (Position, bool, error) {

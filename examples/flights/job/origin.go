@@ -20,18 +20,42 @@ type origin struct {
 	counts   map[string]int64
 }
 
+// begin raises the generation (FJ3).
+func (r *run) begin(ctx context.Context) error {
+	return r.persist(ctx, "raising the generation", func() (done bool, err error) {
+		old, ok, err := r.store.Generation(ctx)
+		if err != nil {
+			return false, err
+		}
+		if ok && old.Run == r.opts.Run { // an earlier attempt whose answer was lost
+			r.generation = old.Number
+			return true, nil
+		}
+		raised := Generation{Number: old.Number + 1, Run: r.opts.Run}
+		if ok {
+			err = r.store.Raise(ctx, &old, raised)
+		} else {
+			err = r.store.Raise(ctx, nil, raised)
+		}
+		r.generation = raised.Number
+		return err == nil, err
+	})
+}
+
 // claim takes the origin over from whoever had it (FJ3) and reads what updates
 // write absolutely (FJ4).
 func (r *run) claim(ctx context.Context, o *origin) error {
-	err := r.persist(ctx, o.name, func() (done bool, err error) {
+	err := r.persist(ctx, "origin "+o.name, func() (done bool, err error) {
 		old, ok, err := r.store.Position(ctx, o.name)
 		if err != nil {
 			return false, err
 		}
-		mine := Position{Run: r.opts.Run, Source: r.opts.SourceID, Line: old.Line}
+		mine := Position{Run: r.opts.Run, Source: r.opts.SourceID, Line: old.Line, Generation: r.generation}
 		switch {
 		case ok && old.Source != mine.Source:
 			return false, &OtherInput{Origin: o.name, Ours: mine.Source, Theirs: old.Source}
+		case ok && old.Generation > mine.Generation:
+			return false, &Fenced{Origin: o.name, Ours: o.position, Theirs: old}
 		case ok && old == mine: // an earlier attempt whose answer was lost
 			o.position = old
 			return true, nil
@@ -46,7 +70,7 @@ func (r *run) claim(ctx context.Context, o *origin) error {
 	if err != nil {
 		return fmt.Errorf("claiming the position: %w", err)
 	}
-	err = r.persist(ctx, o.name, func() (bool, error) {
+	err = r.persist(ctx, "origin "+o.name, func() (bool, error) {
 		var err error
 		o.counts, err = r.store.Destinations(ctx, o.name)
 		return err == nil, err
@@ -64,7 +88,7 @@ func (r *run) apply(ctx context.Context, o *origin, rows []Row) error {
 	start := time.Now()
 	var shard uint64
 	unsure := false // whether an earlier attempt was applied is not known
-	err := r.persist(ctx, o.name, func() (done bool, err error) {
+	err := r.persist(ctx, "origin "+o.name, func() (done bool, err error) {
 		if unsure {
 			now, _, err := r.store.Position(ctx, o.name)
 			if err != nil {
@@ -136,7 +160,7 @@ func (u *Update) addDay(day string) {
 
 // persist calls try until it is done, as long as its failures are ones that
 // another attempt may mend, and for at most GiveUp.
-func (r *run) persist(ctx context.Context, name string, try func() (done bool, err error)) error {
+func (r *run) persist(ctx context.Context, what string, try func() (done bool, err error)) error {
 	deadline := time.Now().Add(r.opts.GiveUp)
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		done, err := try()
@@ -151,7 +175,7 @@ func (r *run) persist(ctx context.Context, name string, try func() (done bool, e
 			return ctx.Err()
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("origin %s: giving up after %v: %w", name, r.opts.GiveUp, err)
+			return fmt.Errorf("%s: giving up after %v: %w", what, r.opts.GiveUp, err)
 		}
 		if !pause(ctx, wait/2+rand.N(wait)) {
 			return ctx.Err()

@@ -98,7 +98,9 @@ type run struct {
 	opts  Options
 	store Store
 	count *Counters
-	slots chan struct{} // one for each row of the window; taken by the reader, given back by workers
+	// generation orders this run among all; set before the workers start.
+	generation int64
+	slots      chan struct{} // one for each row of the window; taken by the reader, given back by workers
 
 	mu struct {
 		sync.Mutex
@@ -123,6 +125,9 @@ func Run(ctx context.Context, in *Reader, store Store, opts Options, count *Coun
 	r.mu.wake = sync.NewCond(&r.mu)
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
+	if err := r.begin(ctx); err != nil {
+		return err
+	}
 	if err := r.resume(ctx, fail); err != nil {
 		return err
 	}

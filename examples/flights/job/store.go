@@ -14,13 +14,24 @@ type Position struct {
 	Source string `json:"source"`
 	// Line is the last line of the input that was counted; 0 is none.
 	Line int64 `json:"line"`
+	// Generation orders the runs, see Generation. It is left out where it is 0,
+	// so that positions of runs without one keep their encoding.
+	Generation int64 `json:"generation,omitempty"`
 }
 
 func (p Position) String() string {
 	if p == (Position{}) {
 		return "none"
 	}
-	return fmt.Sprintf("line %d by run %s", p.Line, p.Run)
+	return fmt.Sprintf("line %d by run %s of generation %d", p.Line, p.Run, p.Generation)
+}
+
+// Generation is the newest run of the keyspace. Each run raises the number by
+// one at its start, so of two runs the one that started later has the higher.
+type Generation struct {
+	Number int64 `json:"number"`
+	// Run is whose number it is: a run whose answer was lost finds its own.
+	Run string `json:"run"`
 }
 
 // Update is what a batch of rows of one origin does, in one atomic request
@@ -53,6 +64,11 @@ type DayCount struct {
 // Store is what the job needs of a cluster. Errors that are no *Failure end the
 // run.
 type Store interface {
+	// Generation returns the newest generation; ok is false before the first.
+	Generation(ctx context.Context) (g Generation, ok bool, err error)
+	// Raise replaces the generation old (nil: none) and does nothing if it is
+	// another: a Failure of kind Conflict.
+	Raise(ctx context.Context, old *Generation, raised Generation) error
 	// Position returns the position of an origin; ok is false if it has none.
 	Position(ctx context.Context, origin string) (p Position, ok bool, err error)
 	// Claim replaces the position old (nil: none) and does nothing if the
