@@ -127,3 +127,41 @@ func TestExitCodeOfAnUnknownOutcome(t *testing.T) {
 		}
 	}
 }
+
+// KX2: a usage error obeys the output that was asked for, by flag or by the
+// environment, wherever on the line the mistake is.
+func TestUsageErrorsObeyTheFormat(t *testing.T) {
+	for _, tc := range []struct {
+		line string
+		env  string // KEELSTATE_OUTPUT
+		json bool
+	}{
+		{"state list --bad -o json", "", true}, {"state list --bad -ojson", "", true}, {"state list --bad -o=json", "", true},
+		{"state list --bad --output json", "", true}, {"state list --bad --output=jsonl", "", true}, {"-o json nonsense", "", true},
+		{"state list --bad", "json", true}, {"nonsense", "json", true}, {"value get k", "json", true}, {"state nonsense", "json", true},
+		{"state list --timeout soon", "json", true}, {"value get k v", "json", true}, {"state list --timeout -1s", "json", true},
+		{"state list --bad -o table", "json", false}, {"state list --bad -o json -o wide", "", false}, {"state list --bad -- -o json", "", false},
+		{"state list --bad", "", false}, {"state list --bad", "xml", false}, {"state list -o xml", "", false}, {"state list --bad -o", "", false},
+	} {
+		var errs bytes.Buffer
+		env := environment{stdin: strings.NewReader(""), stdout: io.Discard, stderr: &errs, getenv: func(name string) (string, bool) {
+			return tc.env, name == "KEELSTATE_OUTPUT" && tc.env != ""
+		}}
+		code := run(context.Background(), strings.Fields(tc.line), env)
+		var f failure
+		err := json.Unmarshal(errs.Bytes(), &f)
+		if code != exitUsage || (err == nil) != tc.json || tc.json && (f.Kind != "Error" || f.Code != "usage") {
+			t.Errorf("KEELSTATE_OUTPUT=%s keelctl %s: exit %d, %q", tc.env, tc.line, code, errs.String())
+		}
+	}
+	// A bad timeout in the environment hides no format.
+	var errs bytes.Buffer
+	run(context.Background(), []string{"version"}, environment{stdin: strings.NewReader(""), stdout: io.Discard, stderr: &errs,
+		getenv: func(name string) (string, bool) {
+			v, ok := map[string]string{"KEELSTATE_TIMEOUT": "soon", "KEELSTATE_OUTPUT": "json"}[name]
+			return v, ok
+		}})
+	if !json.Valid(errs.Bytes()) {
+		t.Errorf("%q", errs.String())
+	}
+}

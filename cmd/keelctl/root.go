@@ -36,6 +36,7 @@ type app struct {
 	columns   []string
 	quiet     bool
 	noInput   bool
+	settled   bool         // output is the one asked for, and valid
 	client    *keel.Client // opened by the first use
 	root      *cobra.Command
 }
@@ -64,7 +65,36 @@ func run(ctx context.Context, args []string, env environment) int {
 	if ctx.Err() != nil {
 		err = &interrupted{err}
 	}
+	if !a.settled {
+		a.output = a.outputAsked(args)
+	}
 	return a.fail(cmd, err)
+}
+
+// outputAsked is the output format of a command line that could not be parsed,
+// for its error (KX2): the last -o or --output of the raw words, else the
+// environment's.
+func (a *app) outputAsked(args []string) string {
+	asked, _ := a.lookup("KEELSTATE_OUTPUT")
+	for i, arg := range args {
+		if arg == "--" {
+			break
+		}
+		switch value, joined := strings.CutPrefix(arg, "--output="); {
+		case joined:
+			asked = value
+		case arg == "-o" || arg == "--output":
+			if i+1 < len(args) {
+				asked = args[i+1]
+			}
+		case strings.HasPrefix(arg, "-o"):
+			asked = strings.TrimPrefix(arg[len("-o"):], "=")
+		}
+	}
+	if !validOutput(asked) {
+		return "table"
+	}
+	return asked
 }
 
 // command builds the command tree.
@@ -152,10 +182,9 @@ func (a *app) settle(cmd *cobra.Command) error {
 		}
 	}
 	if !validOutput(a.output) {
-		bad := a.output
-		a.output = "table"
-		return usage(fmt.Errorf("--output: %q is none of table, wide, json, yaml, jsonl", bad))
+		return usage(fmt.Errorf("--output: %q is none of table, wide, json, yaml, jsonl", a.output))
 	}
+	a.settled = true
 	if a.timeout < 0 {
 		return usage(errors.New("--timeout: must not be negative"))
 	}
