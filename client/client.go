@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
@@ -171,11 +172,33 @@ func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeout(ctx, c.opts.callTimeout)
 }
 
+// CallOption changes how Call makes its attempts.
+type CallOption func(*callOptions)
+
+type callOptions struct {
+	attempt time.Duration // 0: the call's context bounds the attempts
+	free    bool          // retries are not counted in the budget
+}
+
+// AttemptTimeout bounds each attempt of one Call in place of the client's
+// attempt timeout, for requests that take a node long by their nature. Zero
+// leaves the bound to the context of the call.
+func AttemptTimeout(d time.Duration) CallOption {
+	return func(o *callOptions) { o.attempt = max(d, 0) }
+}
+
+func withoutBudget(o *callOptions) { o.free = true }
+
 // Call runs f, which must be idempotent, on a connection to any node that can
 // be reached: the endpoints in order, then the nodes learned. f returns the
 // error of a generated gRPC client, and Call gives it the form of this package.
-// While no node answers it tries again until the context ends.
-func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientConnInterface) error) error {
+// An attempt that exceeds the client's attempt timeout, or that of the options,
+// is given up. While no node answers Call tries again until the context ends.
+func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientConnInterface) error, opts ...CallOption) error {
+	o := callOptions{attempt: c.opts.attemptTimeout}
+	for _, opt := range opts {
+		opt(&o)
+	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	c.budget.called()
@@ -188,7 +211,7 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 			if err != nil {
 				return err
 			}
-			attempt, done := context.WithTimeout(ctx, c.opts.attemptTimeout)
+			attempt, done := o.limit(ctx)
 			err = f(attempt, n.conn)
 			timedOut := attempt.Err() != nil
 			done()
@@ -213,10 +236,22 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 		case !again:
 			return last
 		}
-		if !pause(ctx, max(c.opts.backoff(round), last.RetryAfter, c.budget.take())) {
+		wait := max(c.opts.backoff(round), last.RetryAfter)
+		if !o.free {
+			wait = max(wait, c.budget.take())
+		}
+		if !pause(ctx, wait) {
 			return last
 		}
 	}
+}
+
+// limit is the context of one attempt.
+func (o *callOptions) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if o.attempt == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, o.attempt)
 }
 
 // Topology returns the cluster as the client knows it, after Ready.

@@ -62,6 +62,8 @@ type lane struct {
 	cause    cause
 	failures int // generations without any final answer
 	node     string
+	// news has one slot: a value ends the pause of a resumption.
+	news chan struct{}
 }
 
 // cause collects why a generation broke.
@@ -78,7 +80,7 @@ func (c *cause) add(atOnce bool, after time.Duration) {
 }
 
 func newLane(s *session, shard uint64) *lane {
-	return &lane{session: s, shard: shard, space: make(chan struct{})}
+	return &lane{session: s, shard: shard, space: make(chan struct{}), news: make(chan struct{}, 1)}
 }
 
 // add numbers a write and sends it, or leaves it to the resumption of a broken
@@ -322,13 +324,22 @@ func (l *lane) resumeLocked() {
 	if !l.session.client.start() {
 		return // the client is closing, and ends the lane
 	}
+	select { // news from before this failure
+	case <-l.news:
+	default:
+	}
 	go l.resume(wait)
 }
 
 func (l *lane) resume(wait time.Duration) {
 	c := l.session.client
 	defer c.wg.Done()
-	if !pause(l.session.ctx, max(wait, c.budget.take())) {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-l.news:
+	case <-l.session.ctx.Done():
 		return // the session's end resolves what is open
 	}
 	l.mu.Lock()
@@ -342,8 +353,40 @@ func (l *lane) resume(wait time.Duration) {
 	l.sendAllLocked()
 }
 
-// takeBack gives up the attempts in flight if none was answered since before.
-func (l *lane) takeBack(before time.Time) {
+// leaderGrace is how long the writes in flight to a node may go without an
+// answer after another one has become the leader.
+const leaderGrace = 500 * time.Millisecond
+
+// newLeader takes in that a node has become the leader: a resumption stops
+// waiting, and what the former leader does not answer soon is taken back.
+func (l *lane) newLeader(node string) {
+	select {
+	case l.news <- struct{}{}:
+	default:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.inFlight == 0 || l.node == node || l.ended != nil || !l.session.client.start() {
+		return
+	}
+	attempt, now := l.attempt, time.Now()
+	go func() {
+		defer l.session.client.wg.Done()
+		if !pause(l.session.ctx, leaderGrace) {
+			return
+		}
+		l.mu.Lock()
+		same := attempt == l.attempt
+		l.mu.Unlock()
+		if same {
+			l.takeBack(now, true)
+		}
+	}()
+}
+
+// takeBack gives up the attempts in flight if none was answered since before;
+// atOnce says that it is known who may answer instead.
+func (l *lane) takeBack(before time.Time, atOnce bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.inFlight == 0 || l.resuming || l.ended != nil || l.progress.After(before) {
@@ -360,7 +403,7 @@ func (l *lane) takeBack(before time.Time) {
 	c.refresh()
 	l.attempt++ // answers still to come belong to the past
 	l.inFlight = 0
-	l.breakLocked(false, 0)
+	l.breakLocked(atOnce, 0)
 }
 
 // withdraw takes back a write that was never sent; false if it was.

@@ -1,10 +1,12 @@
 package keel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -81,4 +83,100 @@ func TestStreamStatusLeavesOutcomeUnknown(t *testing.T) {
 	_, err = v.Set(testContext(t), "a", "y")
 	check("in a session that then ends", err)
 	wantApplied(t, f, "x", "y")
+}
+
+// What is owed to the budget is bounded: nobody waits longer than a second,
+// however long an outage was.
+func TestBudgetDebtIsBounded(t *testing.T) {
+	b := newBudget(0.1, 10)
+	for range 10000 {
+		if w := b.take(); w > time.Second {
+			t.Fatalf("a retry has to wait %v", w)
+		}
+	}
+}
+
+// What does not load a node that has refused is not bound by the budget: a
+// redirect by name, the open writes of a lane sent again, a sign of life.
+func TestRedirectsAndLanesGoWithoutBudget(t *testing.T) {
+	f := newFake(t, 2)
+	c := f.client(WithRetryBudget(0, 0.1))
+	v := f.value(c)
+	c.budget.mu.Lock()
+	c.budget.mu.tokens = -c.budget.perSecond // whoever takes waits about a second
+	c.budget.mu.Unlock()
+	if _, err := v.Set(testContext(t), "a", "x"); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	f.setScript(once(deed{refuse: base.ErrNotReady}))
+	if _, err := v.Set(testContext(t), "a", "y"); err != nil {
+		t.Fatal(err)
+	}
+	f.change(true, func() { f.leader = 1 })
+	if _, _, err := v.Get(testContext(t), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took > 500*time.Millisecond {
+		t.Fatalf("they waited %v", took)
+	}
+}
+
+// Open writes go to a new leader as soon as the topology names it, whether they
+// wait for another attempt or for a node that has fallen silent.
+func TestNewLeaderWakesLanes(t *testing.T) {
+	for name, atFirst := range map[string]deed{"paused": {refuse: base.ErrNotReady}, "in flight": {hang: true}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t, 2)
+			c := f.client(WithBackoff(time.Hour, time.Hour), WithAttemptTimeout(time.Hour))
+			v := f.value(c)
+			f.setScript(func(node int, _ *keelstatepb.WriteRequest) deed {
+				if node == 0 {
+					return atFirst
+				}
+				return normal
+			})
+			p := c.Batch().Add(v.SetOp("a", "x")).Start(testContext(t))
+			if p.err != nil {
+				t.Fatal(p.err)
+			}
+			l := p.parts[0].lane
+			waitFor(t, func() bool {
+				_, n := f.seen()
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return n == 1 && l.resuming == (name == "paused")
+			})
+			start := time.Now()
+			f.change(false, func() { f.leader = 1 })
+			if _, err := p.Wait(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); took > 2*time.Second {
+				t.Fatalf("the write went on after %v", took)
+			}
+			wantApplied(t, f, "x")
+		})
+	}
+}
+
+// A caller of Call may allow an attempt more or less time than the client does.
+func TestCallsOwnAttemptTimeout(t *testing.T) {
+	c := newFake(t, 1).client(WithAttemptTimeout(time.Minute))
+	for _, want := range []time.Duration{time.Minute, time.Hour, time.Second, 0} {
+		opts := []CallOption{AttemptTimeout(want)}
+		if want == time.Minute {
+			opts = nil
+		}
+		err := c.Call(context.Background(), func(ctx context.Context, _ grpc.ClientConnInterface) error {
+			at, has := ctx.Deadline()
+			if left := time.Until(at); has != (want > 0) || has && (left > want || left < want-time.Second/2) {
+				t.Errorf("an attempt of %v has %v, deadline %v", want, left, has)
+			}
+			return nil
+		}, opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -45,7 +45,7 @@ func defaults() options {
 		lease:          time.Minute,
 		attemptTimeout: 5 * time.Second,
 		backoffMin:     20 * time.Millisecond,
-		backoffMax:     time.Second,
+		backoffMax:     200 * time.Millisecond,
 		retryRatio:     0.1,
 		retryFloor:     10,
 		window:         maxWindow,
@@ -85,14 +85,15 @@ func WithAttemptTimeout(d time.Duration) Option { return func(o *options) { o.at
 func WithCallTimeout(d time.Duration) Option { return func(o *options) { o.callTimeout = d } }
 
 // WithBackoff bounds the pause between attempts, which doubles from min to max
-// with jitter. Default 20 ms to 1 s.
+// with jitter. Default 20 to 200 ms.
 func WithBackoff(min, max time.Duration) Option {
 	return func(o *options) { o.backoffMin, o.backoffMax = min, max }
 }
 
 // WithRetryBudget bounds retries to a ratio of the calls plus a floor per
-// second; beyond it a retry waits. Default 0.1 and 10. Sending the open writes
-// of a shard again counts as one retry.
+// second; beyond it a retry waits, at most a second. Default 0.1 and 10. Not
+// counted are requests that a node's refusal sends to another one by name, the
+// open writes of a shard sent again together, and signs of life of the session.
 func WithRetryBudget(ratio, perSecond float64) Option {
 	return func(o *options) { o.retryRatio, o.retryFloor = ratio, perSecond }
 }

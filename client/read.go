@@ -45,8 +45,10 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 		wait := max(c.opts.backoff(n), e.RetryAfter)
 		if c.reroute(shard, node, e) && n == 0 {
 			wait = 0
+		} else {
+			wait = max(wait, c.budget.take())
 		}
-		if !pause(ctx, max(wait, c.budget.take())) {
+		if !pause(ctx, wait) {
 			late := deadlineError(fmt.Errorf("%w: %w", ctx.Err(), e), OutcomeNotApplied)
 			late.Shard, late.Hint = shard, e.Error()
 			return nil, late

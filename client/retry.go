@@ -8,7 +8,8 @@ import (
 )
 
 // budget bounds retries: every call earns a part of one, and a floor per
-// second is always earned. It is full at first.
+// second is always earned. It is full at first. What is spent beyond it is owed
+// up to one second's floor, so that after a long outage nobody waits longer.
 type budget struct {
 	ratio, perSecond, capacity float64
 
@@ -32,14 +33,15 @@ func (b *budget) called() {
 	b.mu.Unlock()
 }
 
-// take spends one retry and returns how long it has to wait for it.
+// take spends one retry and returns how long it has to wait for it, at most a
+// second.
 func (b *budget) take() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
 	b.mu.tokens = min(b.capacity, b.mu.tokens+now.Sub(b.mu.at).Seconds()*b.perSecond)
 	b.mu.at = now
-	b.mu.tokens--
+	b.mu.tokens = max(b.mu.tokens-1, -b.perSecond)
 	if b.mu.tokens >= 0 {
 		return 0
 	}

@@ -65,8 +65,10 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 			wait := max(c.opts.backoff(n), e.RetryAfter)
 			if c.reroute(req.Shard, node, e) && n == 0 {
 				wait = 0
+			} else {
+				wait = max(wait, c.budget.take())
 			}
-			if !pause(ctx, max(wait, c.budget.take())) {
+			if !pause(ctx, wait) {
 				yield(nil, deadlineError(ctx.Err(), OutcomeNotApplied))
 				return
 			}

@@ -93,7 +93,7 @@ func (s *session) keepAlive() {
 		err := s.client.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 			_, err := keelstatepb.NewClusterClient(conn).KeepAliveSession(ctx, &keelstatepb.KeepAliveSessionRequest{Id: s.id})
 			return err
-		})
+		}, withoutBudget)
 		cancel()
 		switch {
 		case err == nil || s.ctx.Err() != nil:
@@ -113,7 +113,7 @@ func (s *session) watchdog() {
 	limit := s.client.opts.attemptTimeout
 	for pause(s.ctx, limit/4) {
 		for _, l := range s.allLanes() {
-			l.takeBack(time.Now().Add(-limit))
+			l.takeBack(time.Now().Add(-limit), false)
 		}
 	}
 }
@@ -141,6 +141,16 @@ func (s *session) lane(shard uint64) (*lane, *Error) {
 		s.mu.lanes[shard] = l
 	}
 	return l, nil
+}
+
+// newLeader tells the lane of a shard, if there is one, that a node leads it.
+func (s *session) newLeader(shard uint64, node string) {
+	s.mu.Lock()
+	l := s.mu.lanes[shard]
+	s.mu.Unlock()
+	if l != nil {
+		l.newLeader(node)
+	}
 }
 
 // end ends the session for good: what is open fails, with an unknown outcome

@@ -64,8 +64,16 @@ func (c *Client) learn(raw *keelstatepb.Topology) error {
 	if err != nil {
 		return err
 	}
+	var s *session
+	var news []uint64
+	defer func() { // after the unlock
+		for _, shard := range news {
+			s.newLeader(shard, t.hints[shard])
+		}
+	}()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	s = c.mu.session
 	old := c.topo.Load()
 	if old != nil && old.cluster != t.cluster {
 		e := newError(ErrIdentity, OutcomeNotApplied, fmt.Sprintf("the client belongs to cluster %s, the node to %s", old.cluster, t.cluster))
@@ -78,6 +86,9 @@ func (c *Client) learn(raw *keelstatepb.Topology) error {
 		// after a refusal has named the leader.
 		if hint != "" && (old == nil || old.hints[shard] != hint) {
 			c.mu.leaders[shard] = hint
+			if s != nil {
+				news = append(news, shard)
+			}
 		}
 	}
 	if old == nil || t.revision >= old.revision {

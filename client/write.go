@@ -204,8 +204,10 @@ func (c *Client) bare(ctx context.Context, p *part) (*keelstatepb.WriteResult, *
 		wait := max(c.opts.backoff(n), e.RetryAfter)
 		if c.reroute(p.shard, node, e) && n == 0 {
 			wait = 0
+		} else {
+			wait = max(wait, c.budget.take())
 		}
-		if !pause(ctx, max(wait, c.budget.take())) {
+		if !pause(ctx, wait) {
 			return nil, e
 		}
 	}
