@@ -101,7 +101,11 @@ func (a *app) mergeCommand() *cobra.Command {
 				from = append(from, keel.VoidNamespace)
 			}
 			for _, s := range sources {
-				from = append(from, keel.NamespaceOf([]byte(s)))
+				name, err := t.namespace("--source", s)
+				if err != nil {
+					return err
+				}
+				from = append(from, keel.NamespaceOf([]byte(name)))
 			}
 			if t.decl.Kind == keel.KindList {
 				l, err := t.openList(ctx)
@@ -149,15 +153,6 @@ func (t *target) scanOptions(limit uint64) keel.ScanOptions {
 	return o
 }
 
-// namespaceText is nil for the void namespace.
-func namespaceText(n keel.Namespace) any {
-	b, set := n.Bytes()
-	if !set {
-		return nil
-	}
-	return string(b)
-}
-
 func (a *app) keysCommand() *cobra.Command {
 	var limit uint64
 	return a.dataCommand(verb{use: "keys KEYSPACE NAME", short: "List the keys of a state", keyless: true,
@@ -184,7 +179,7 @@ func (a *app) keysCommand() *cobra.Command {
 }
 
 func (t *target) keyRecord(k keel.KeyItem) record {
-	return record{{name: "key", value: t.show(t.decl.KeyType, k.Key)}, {name: "namespace", value: namespaceText(k.Namespace)},
+	return record{{name: "key", value: t.show(t.decl.KeyType, k.Key)}, {name: "namespace", value: t.showNamespace(k.Namespace)},
 		{name: "group", value: k.Group, wide: true}, {name: "shard", value: k.Shard, wide: true}}
 }
 

@@ -22,7 +22,7 @@ type target struct {
 	keyText string
 	key     any
 	inSpace bool
-	name    string // the namespace, if inSpace
+	name    string // the bytes of the namespace, if inSpace
 	userKey string
 	hasUK   bool
 	hex     bool
@@ -60,6 +60,12 @@ func (a *app) dataCommand(v verb) *cobra.Command {
 			if v.userKey && !t.hasUK {
 				return usage(fmt.Errorf("--user-key: give the user key"))
 			}
+			if t.inSpace {
+				var err error
+				if t.name, err = t.namespace("--namespace", t.name); err != nil {
+					return err
+				}
+			}
 			if err := t.open(ctx, args[0], args[1], v); err != nil {
 				return err
 			}
@@ -68,7 +74,7 @@ func (a *app) dataCommand(v verb) *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&t.name, "namespace", "", `namespace; without it the void one, which is not the empty one ("")`)
-	f.BoolVar(&t.hex, "hex", false, "keys and values, in and out, are the hexadecimal of their encodings")
+	f.BoolVar(&t.hex, "hex", false, "keys, values and namespaces, in and out, are the hexadecimal of their encodings")
 	if !v.keyless {
 		f.StringVar(&t.keyText, "key", "", "the key, as text of the keyspace's key type")
 	}
@@ -161,6 +167,35 @@ func (t *target) show(typ keel.Type, v any) any {
 		}
 	}
 	return keygroup.FormatText(typ, v)
+}
+
+// namespace reads the bytes of a namespace: text with \xHH, or under --hex their
+// hexadecimal.
+func (t *target) namespace(flag, text string) (string, error) {
+	if t.hex {
+		b, err := hex.DecodeString(text)
+		if err != nil {
+			return "", usage(fmt.Errorf("%s: %w", flag, err))
+		}
+		return string(b), nil
+	}
+	b, err := keygroup.ParseText(keygroup.Bytes, text)
+	if err != nil {
+		return "", usage(fmt.Errorf("%s: %w", flag, err))
+	}
+	return string(b.([]byte)), nil
+}
+
+// showNamespace is what namespace reads back; nil for the void namespace.
+func (t *target) showNamespace(n keel.Namespace) any {
+	b, set := n.Bytes()
+	switch {
+	case !set:
+		return nil
+	case t.hex:
+		return hex.EncodeToString(b)
+	}
+	return keygroup.FormatText(keygroup.Bytes, b)
 }
 
 // written prints what a write did.
