@@ -191,10 +191,13 @@ func (r *run) serve(ctx context.Context, o *origin, rows []Row) error {
 			return err
 		}
 	}
-	for range rows {
-		<-r.slots
-	}
 	taken := len(rows)
+	// After the answer: rows on their way are read and not yet counted (FJ5).
+	defer func() {
+		for range taken {
+			<-r.slots
+		}
+	}()
 	for len(rows) > 0 && rows[0].Line <= o.position.Line {
 		rows = rows[1:]
 	}
