@@ -3,6 +3,7 @@ package rocks
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,11 +15,26 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 )
 
+// fewerChecks bounds the properties over a store on disk, where each step may be
+// an fsync, unless -rapid.checks or KEELSTATE_LONG asks for more.
+func fewerChecks() {
+	flag.Parse()
+	chosen := os.Getenv("KEELSTATE_LONG") != ""
+	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "rapid.checks" })
+	if chosen {
+		return
+	}
+	if err := flag.Set("rapid.checks", "25"); err != nil {
+		panic(err)
+	}
+}
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDirEnv); dir != "" {
 		crashChild(dir)
 		return
 	}
+	fewerChecks()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if n := LiveObjects(); code == 0 && n != 0 {
 			fmt.Fprintf(os.Stderr, "%d native objects were not freed (RO6)\n", n)
