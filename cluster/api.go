@@ -281,6 +281,9 @@ func (n *Node) OpenSession(ctx context.Context, lease time.Duration) (base.Sessi
 	if lease == 0 {
 		lease = DefaultSessionLease
 	}
+	if err := s.wakeClock(ctx); err != nil {
+		return 0, 0, 0, err
+	}
 	var id base.SessionID
 	rev, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 		id = v.NextSessionID()

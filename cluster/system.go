@@ -140,6 +140,18 @@ func (s *system) nowMs() uint64 {
 	return max(uint64(max(ms, 0)), s.store.Snapshot().Clock())
 }
 
+// wakeClock makes the system clock go on before a lease counts from it: it
+// stands while no session lives, and then the first tick would end a lease that
+// began where it stood. An empty change carries the leader's stamp.
+func (s *system) wakeClock(ctx context.Context) error {
+	v, err := s.sync(ctx)
+	if err != nil || v.SessionCount() > 0 {
+		return err
+	}
+	_, err = s.propose(ctx, broadcast.Txn{})
+	return err
+}
+
 // view is the newest metadata that this node knows.
 func (s *system) view() (*meta.View, error) { return s.mirror.View() }
 
