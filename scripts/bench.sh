@@ -170,9 +170,11 @@ run_reads() {
 run_resume() {
     fresh
     part resume "the leader of most shards dies by SIGKILL, $rounds rounds; one writer for each shard"
-    local round node
+    local round line node
     for round in $(seq "$rounds"); do
-        node=$(ks resume --endpoints "$endpoints" --pids "$(pids)" | tee /dev/stderr | sed -n 's/^killed n\([1-3]\):.*/\1/p')
+        line=$(ks resume --endpoints "$endpoints" --pids "$(pids)")
+        say "$line"
+        node=$(printf '%s' "$line" | sed -n 's/^killed n\([1-3]\):.*/\1/p')
         await 10 "node n$node is gone" gone "$node"
         start_node "$node"
         healthy

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -31,17 +32,23 @@ type common struct {
 	endpoints string
 	json      string
 	label     string
+	verbose   bool
 }
 
 func (c *common) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&c.endpoints, "endpoints", "127.0.0.1:7401", "gRPC addresses, separated by commas")
 	f.StringVar(&c.json, "json", "", "append the results to this file, one JSON object a line")
+	f.BoolVar(&c.verbose, "verbose", false, "log what the client does, to stderr")
 	f.StringVar(&c.label, "label", "", "text to keep with the results, such as the build")
 }
 
 // open makes a client and waits until it knows the cluster.
 func (c *common) open(ctx context.Context, opts ...keel.Option) (*keel.Client, error) {
+	if c.verbose {
+		log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		opts = append(opts, keel.WithLogger(log))
+	}
 	client, err := keel.Open(ctx, strings.Split(c.endpoints, ","), opts...)
 	if err != nil {
 		return nil, err
