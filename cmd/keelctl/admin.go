@@ -46,9 +46,7 @@ The same init again resumes or shows the founding; another list is refused.`,
 			if len(req.Nodes) == 0 {
 				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
 			}
-			if !cmd.Flags().Changed("timeout") {
-				a.timeout = max(a.timeout, wait)
-			}
+			a.boundBy(cmd, wait)
 			return a.initCluster(cmd.Context(), &req)
 		},
 	}
@@ -57,8 +55,20 @@ The same init again resumes or shows the founding; another list is refused.`,
 	f.Uint32Var(&req.KeyGroups, "key-groups", 0, "number of key groups for ever, 0 for 128")
 	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
 	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
-	f.DurationVar(&wait, "wait", time.Minute, "how long to wait until the cluster serves")
+	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
 	return c
+}
+
+// boundBy bounds a command by its --wait, unless a --timeout that was given (by
+// flag or environment) is shorter or the wait is only the default.
+func (a *app) boundBy(cmd *cobra.Command, wait time.Duration) {
+	if wait <= 0 {
+		return
+	}
+	shorter := a.timeout == 0 || wait < a.timeout
+	if !a.given(cmd, "timeout") || cmd.Flags().Changed("wait") && shorter {
+		a.timeout = wait
+	}
 }
 
 func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
@@ -107,16 +117,14 @@ func (a *app) clusterStatus() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if untilHealthy || cmd.Flags().Changed("wait") {
-				if wait > 0 && !cmd.Flags().Changed("timeout") {
-					a.timeout = wait
-				}
+				a.boundBy(cmd, wait)
 				untilHealthy = true
 			}
 			return a.status(cmd.Context(), untilHealthy)
 		},
 	}
 	c.Flags().BoolVar(&untilHealthy, "exit-when-healthy", false, "wait until the cluster is healthy")
-	c.Flags().DurationVar(&wait, "wait", time.Minute, "the longest time to wait; implies --exit-when-healthy")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "the longest time to wait, 0 for --timeout; implies --exit-when-healthy")
 	return c
 }
 
@@ -246,7 +254,7 @@ func (a *app) shardCommand() *cobra.Command {
 	c := &cobra.Command{Use: "shard", Short: "Inspect and operate shards", Example: "  keelctl shard list"}
 	c.AddCommand(a.shardList(), a.shardTransfer(), a.shardHash(),
 		a.shardJob("snapshot", "Take a snapshot of a shard at its leader", "Snapshot", a.snapshot),
-		a.shardJob("compact", "Compact a shard's store at its leader", "Compaction", a.compact))
+		a.shardJob("compact", "Compact a shard's store at every replica", "Compaction", a.compact))
 	return c
 }
 

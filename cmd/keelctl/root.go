@@ -201,6 +201,18 @@ func (a *app) lookup(env string) (string, bool) {
 	return a.getenv(env)
 }
 
+// given says that a setting has a value from the flag or the environment.
+func (a *app) given(cmd *cobra.Command, flag string) bool {
+	for _, s := range settings {
+		if s.flag == flag {
+			return a.origin(cmd, s) != originDefault
+		}
+	}
+	return false
+}
+
+const originDefault = "default"
+
 // origin says where a setting's value came from.
 func (a *app) origin(cmd *cobra.Command, s setting) string {
 	if cmd.Flags().Changed(s.flag) {
@@ -209,7 +221,7 @@ func (a *app) origin(cmd *cobra.Command, s setting) string {
 	if v, set := a.lookup(s.env); set && v != "" {
 		return "environment " + s.env
 	}
-	return "default"
+	return originDefault
 }
 
 // connect opens the client once.
