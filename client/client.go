@@ -223,7 +223,9 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 			}
 			last.Outcome = outcome
 			// f is idempotent, so an unknown outcome is no obstacle.
-			again = timedOut || last.Retryable || last.Code == codeOutcomeUnknown
+			// The server may say that the attempt's time is over just before our
+			// own clock does.
+			again = timedOut || last.Retryable || last.Code == codeOutcomeUnknown || errors.Is(last, ErrDeadline)
 			if ctx.Err() != nil || !again {
 				break
 			}

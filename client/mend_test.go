@@ -180,3 +180,51 @@ func TestCallsOwnAttemptTimeout(t *testing.T) {
 		}
 	}
 }
+
+// A node that falls silent in a scan is given up after the attempt timeout, and
+// the scan goes on behind the last page; the call timeout bounds all of it. The
+// time that the consumer takes does not count.
+func TestSilentScan(t *testing.T) {
+	f := newFake(t, 1)
+	v := f.value(f.client(WithAttemptTimeout(50 * time.Millisecond)))
+	key, err := String.Encode("k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var streams atomic.Int32
+	silent := false // from the start
+	f.scan = func(_ int, q *keelstatepb.ScanRequest, s grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+		first := streams.Add(1) == 1
+		if !silent {
+			p := &keelstatepb.ScanPage{Items: []*keelstatepb.ScanItem{{Key: key, Entry: &keelstatepb.MapEntry{Value: key}}}}
+			if first {
+				p.Cursor = []byte{1}
+			}
+			if err := s.Send(p); err != nil || !first {
+				return err
+			}
+		}
+		<-s.Context().Done()
+		return s.Context().Err()
+	}
+	n := 0
+	for _, err := range v.Scan(testContext(t), ScanOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; n == 2 {
+			<-time.After(100 * time.Millisecond) // the consumer's own time
+		}
+	}
+	if n != 2 || streams.Load() != 2 {
+		t.Fatalf("%d items from %d streams", n, streams.Load())
+	}
+
+	silent = true
+	v = f.value(f.client(WithAttemptTimeout(time.Hour), WithCallTimeout(100*time.Millisecond)))
+	for _, err = range v.Scan(context.Background(), ScanOptions{}) {
+	}
+	if !errors.Is(err, ErrDeadline) {
+		t.Fatalf("got %v, want the call timeout", err)
+	}
+}

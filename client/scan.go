@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"time"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/internal/base"
@@ -14,6 +15,8 @@ import (
 // scanCell iterates over the entries or elements of one key and namespace.
 func (c *Client) scanCell(ctx context.Context, cl cell, keysOnly bool, limit uint64) iter.Seq2[*keelstatepb.ScanItem, error] {
 	return func(yield func(*keelstatepb.ScanItem, error) bool) {
+		ctx, cancel := c.bounded(ctx)
+		defer cancel()
 		shard, err := c.shardOf(ctx, &cl)
 		if err != nil {
 			yield(nil, harmless(err))
@@ -87,12 +90,19 @@ func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, pag
 		return r.node, true, asError(err)
 	}
 	req.Epoch, req.Incarnation, req.MetadataRevision = r.epoch, r.topo.incarnation, c.revision.Load()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// Each page has the time of an attempt; what the consumer takes for its items
+	// does not count.
+	timer := time.AfterFunc(c.opts.attemptTimeout, func() { cancel(context.DeadlineExceeded) })
+	defer timer.Stop()
 	s, err := keelstatepb.NewStateClient(n.conn).Scan(ctx, req)
 	for err == nil {
 		var p *keelstatepb.ScanPage
-		if p, err = s.Recv(); err != nil {
+		timer.Reset(c.opts.attemptTimeout)
+		p, err = s.Recv()
+		timer.Stop()
+		if err != nil {
 			break
 		}
 		c.answered(req.Shard, r.node)
@@ -102,6 +112,9 @@ func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, pag
 	}
 	if errors.Is(err, io.EOF) {
 		return r.node, true, nil
+	}
+	if context.Cause(ctx) == context.DeadlineExceeded {
+		return r.node, true, deadlineError(context.DeadlineExceeded, OutcomeNotApplied)
 	}
 	return r.node, true, fromStatus(err)
 }
@@ -156,6 +169,8 @@ func (h *handle) Scan(ctx context.Context, o ScanOptions) iter.Seq2[ScanItem, er
 func (h *handle) scan(ctx context.Context, o ScanOptions, keysOnly bool) iter.Seq2[ScanItem, error] {
 	return func(yield func(ScanItem, error) bool) {
 		c := h.client
+		ctx, cancel := c.bounded(ctx)
+		defer cancel()
 		if err := c.Ready(ctx); err != nil {
 			yield(ScanItem{}, harmless(err))
 			return

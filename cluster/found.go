@@ -147,18 +147,10 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 	if err != nil {
 		return nil, err
 	}
-	resumed := true
-	var op *meta.Operation
-	rev, err := s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
-		resumed = v.Cluster() != nil
-		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
-			FormatVersion: formatVersion, NowMs: s.nowMs()})
-		return txn, err
-	})
+	op, resumed, rev, err := n.recordFounding(ctx, s, want)
 	if err != nil {
 		return nil, err
 	}
-	n.poke()
 	reply := &FoundReply{Cluster: n.Identity().Cluster, Operation: fmt.Sprint(op.ID), Phase: op.Phase, Resumed: resumed}
 	for {
 		v, err := s.view()
@@ -175,6 +167,39 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 		if err := s.store.WaitForRevision(ctx, rev+1); err != nil {
 			return reply, nil // not done yet: the phase says how far it is
 		}
+	}
+}
+
+// recordFounding makes the founding an operation of the system group, unless it
+// is one (resumed).
+func (n *Node) recordFounding(ctx context.Context, s *system, want meta.FoundingSpec) (op *meta.Operation, resumed bool, rev base.Revision, err error) {
+	rev, err = s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
+		resumed = v.Cluster() != nil
+		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
+			FormatVersion: formatVersion, NowMs: s.nowMs()})
+		return txn, err
+	})
+	if err == nil {
+		n.poke()
+	}
+	return op, resumed, rev, err
+}
+
+// resumeFounding records the founding that this node has begun, where the call
+// that asked for it ended first: an init that another node passed on always does
+// when its connection is dropped, and a crash ends every call.
+func (n *Node) resumeFounding() {
+	spec, s := n.Identity().Founding, n.system.Load()
+	if spec == nil || s == nil {
+		return
+	}
+	if _, err := s.leading(); err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(n.ctx, systemProposeTimeout)
+	defer cancel()
+	if _, _, _, err := n.recordFounding(ctx, s, n.foundingSpec(*spec)); err != nil && n.ctx.Err() == nil {
+		n.logger.Warn("recording the founding", "error", err)
 	}
 }
 

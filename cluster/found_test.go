@@ -47,6 +47,37 @@ func TestInitAgainResumesAndAnotherListIsRefused(t *testing.T) {
 	}
 }
 
+// An init that another node than the founder got is enough: the founder drops
+// the connection that it came by when it begins, and goes on by itself.
+func TestInitForwardedToTheFounderIsEnough(t *testing.T) {
+	k := newKit(t, testcluster.Options{Unfounded: true})
+	reply, err := k.Node(2).Init(initCtx(t, testcluster.Wait), k.Spec())
+	if err != nil || reply.Phase != "done" {
+		t.Fatalf("init at the last node: %+v, %v", reply, err)
+	}
+	k.WaitReady()
+}
+
+// The caller may be gone as soon as the founder has begun.
+func TestFoundingGoesOnWithoutItsCaller(t *testing.T) {
+	k := newKit(t, testcluster.Options{Unfounded: true})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = k.Node(0).Init(ctx, k.Spec()) // ends by cancel
+	}()
+	k.Eventually("the founder has begun", func() error {
+		if k.Node(0).Identity().Cluster == "" {
+			return errors.New("it has no cluster")
+		}
+		return nil
+	})
+	cancel()
+	<-done
+	k.WaitReady()
+}
+
 // B24: init called on every node at once founds one cluster.
 func TestInitOnAllNodesAtOnceFoundsOneCluster(t *testing.T) {
 	k := newKit(t, testcluster.Options{Unfounded: true})

@@ -125,6 +125,7 @@ func (n *Node) checkLoop() {
 		timer.Reset(n.opts.CheckInterval)
 		v, err := n.metaView()
 		if err != nil || v.Cluster() == nil {
+			n.resumeFounding()
 			continue
 		}
 		s := n.system.Load()

@@ -180,6 +180,27 @@ func TestReplicaWhoseDirectoriesDoNotFitIsRebuilt(t *testing.T) {
 	}
 }
 
+// One node after the other loses its log: generations are the shard's, so each
+// new replica gets a number that no other had, and every one comes back (R3).
+func TestEveryNodeInTurnIsRebuilt(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e string) {
+		k := newKit(t, testcluster.Options{Engine: e})
+		for round, lost := range []string{"raftlog", "groups", "raftlog", "groups"} {
+			i := round % 3
+			fill(k, 20)
+			k.Stop(i)
+			remove(t, filepath.Join(k.Dir(i), lost))
+			k.Start(i)
+			k.WaitReady()
+			k.Eventually("the replica votes again", func() error { return k.votes(i) })
+			k.checkHashes()
+		}
+		if got := k.sum("s"); got != 80 {
+			t.Fatalf("sum %d, want 80", got)
+		}
+	})
+}
+
 // The data of another node is refused by name, before anything is served.
 func TestDirectoryOfAnotherNodeIsRefused(t *testing.T) {
 	k := newKit(t, testcluster.Options{})

@@ -96,7 +96,9 @@ func replaceReplica(v *meta.View, d damageReport) (broadcast.Txn, error) {
 	for i := range replicas {
 		r := &replicas[i]
 		if r.Node == d.Node && r.Generation == d.Generation {
-			r.Generation++
+			// Generations are the shard's, not the node's: another node's replica
+			// may have been replaced before, and taken the next number.
+			r.Generation = rec.MaxGeneration + 1
 			r.ReplicaID = base.MakeReplicaID(r.Node, r.Generation)
 			return meta.UpdateReplicasTxn(v, d.Group, replicas, rec.PreferredLeader)
 		}
