@@ -12,10 +12,15 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
 )
 
 // statusPause is the pause between two looks of a command that waits.
 const statusPause = 200 * time.Millisecond
+
+// slowCall is for what takes a node as long as its shard is large: only
+// --timeout bounds it.
+var slowCall = keel.AttemptTimeout(0)
 
 func (a *app) clusterCommand() *cobra.Command {
 	c := &cobra.Command{Use: "cluster", Short: "Found and inspect the cluster", Example: "  keelctl cluster status"}
@@ -362,7 +367,7 @@ func (a *app) hash(ctx context.Context, ids []uint64) error {
 		err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 			resp, err = keelstatepb.NewAdminClient(conn).HashShard(ctx, &keelstatepb.HashShardRequest{Shard: id})
 			return err
-		})
+		}, slowCall)
 		if err != nil {
 			return err
 		}
@@ -414,7 +419,7 @@ func (a *app) snapshot(ctx context.Context, id uint64) (record, error) {
 	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		resp, err = keelstatepb.NewAdminClient(conn).SnapshotShard(ctx, &keelstatepb.SnapshotShardRequest{Shard: id})
 		return err
-	})
+	}, slowCall)
 	return record{{name: "shard", value: id}, {name: "index", value: resp.GetIndex()}, {name: "bytes", value: resp.GetBytes()}}, err
 }
 
@@ -423,7 +428,7 @@ func (a *app) compact(ctx context.Context, id uint64) (record, error) {
 	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		resp, err = keelstatepb.NewAdminClient(conn).CompactShard(ctx, &keelstatepb.CompactShardRequest{Shard: id})
 		return err
-	})
+	}, slowCall)
 	return record{{name: "shard", value: id}, {name: "bytesBefore", value: resp.GetBytesBefore()}, {name: "bytesAfter", value: resp.GetBytesAfter()}}, err
 }
 

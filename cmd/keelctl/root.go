@@ -245,12 +245,12 @@ func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // call runs an idempotent call on any node. reads says that it has no effect.
-func (a *app) call(ctx context.Context, reads bool, f func(context.Context, grpc.ClientConnInterface) error) error {
+func (a *app) call(ctx context.Context, reads bool, f func(context.Context, grpc.ClientConnInterface) error, opts ...keel.CallOption) error {
 	c, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
-	err = c.Call(ctx, f)
+	err = c.Call(ctx, f, opts...)
 	var e *keel.Error
 	if reads && errors.As(err, &e) {
 		e.Outcome = keel.OutcomeNotApplied

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+)
+
+// slowShards is a node that notes how long it is given.
+type slowShards struct {
+	keelstatepb.UnimplementedAdminServer
+	given chan time.Duration // 0 is no bound
+}
+
+func (s *slowShards) note(ctx context.Context) {
+	left := time.Duration(0)
+	if end, has := ctx.Deadline(); has {
+		left = time.Until(end)
+	}
+	s.given <- left
+}
+
+func (s *slowShards) HashShard(ctx context.Context, _ *keelstatepb.HashShardRequest) (*keelstatepb.HashShardResponse, error) {
+	s.note(ctx)
+	return &keelstatepb.HashShardResponse{Agree: true}, nil
+}
+
+func (s *slowShards) SnapshotShard(ctx context.Context, _ *keelstatepb.SnapshotShardRequest) (*keelstatepb.SnapshotShardResponse, error) {
+	s.note(ctx)
+	return &keelstatepb.SnapshotShardResponse{}, nil
+}
+
+func (s *slowShards) CompactShard(ctx context.Context, _ *keelstatepb.CompactShardRequest) (*keelstatepb.CompactShardResponse, error) {
+	s.note(ctx)
+	return &keelstatepb.CompactShardResponse{}, nil
+}
+
+// What takes long on a large shard has one attempt of the whole --timeout.
+func TestOnlyTheTimeoutBoundsWorkOnAShard(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &slowShards{given: make(chan time.Duration, 8)}
+	server := grpc.NewServer()
+	keelstatepb.RegisterAdminServer(server, node)
+	go server.Serve(l)
+	defer server.Stop()
+	for _, verb := range []string{"hash", "snapshot", "compact"} {
+		if code, _, stderr := keelctl(l.Addr().String(), "shard", verb, "1", "--timeout", "10m"); code != exitDone {
+			t.Fatalf("shard %s: exit %d, %s", verb, code, stderr)
+		}
+		if left := <-node.given; left < 9*time.Minute {
+			t.Errorf("shard %s --timeout 10m: the node is given %v", verb, left)
+		}
+		if code, _, stderr := keelctl(l.Addr().String(), "shard", verb, "1", "--timeout", "0"); code != exitDone {
+			t.Fatalf("shard %s: exit %d, %s", verb, code, stderr)
+		}
+		if left := <-node.given; left != 0 {
+			t.Errorf("shard %s --timeout 0: the node is given %v", verb, left)
+		}
+	}
+}
