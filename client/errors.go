@@ -87,7 +87,8 @@ type Error struct {
 	// batch, -1 where none is.
 	Ordinal int
 
-	cause error
+	cause  error
+	stream bool // it ended a stream that others share
 }
 
 // Error is one line of text: field, condition, shard, hint.
@@ -179,6 +180,12 @@ func fromDetail(d *keelstatepb.ErrorDetail) *Error {
 func newError(s error, outcome Outcome, hint string) *Error {
 	sentinel := base.SentinelOf(s)
 	return &Error{Code: sentinel.Reason, Outcome: outcome, Retryable: sentinel.Retryable, Hint: hint, Ordinal: -1, cause: s}
+}
+
+func tooLarge(field, hint string) *Error {
+	e := newError(ErrTooLarge, OutcomeNotApplied, hint)
+	e.Field = field
+	return e
 }
 
 func invalid(field, hint string) *Error {

@@ -52,7 +52,10 @@ type fake struct {
 	// script decides about a write at a node; nil is the normal deed.
 	script  func(node int, q *keelstatepb.WriteRequest) deed
 	changed chan struct{} // closed at a change of the topology
-	scan    func(node int, q *keelstatepb.ScanRequest, s grpc.ServerStreamingServer[keelstatepb.ScanPage]) error
+	// read answers a read at the leader in place of the last value applied; an
+	// error ends the stream.
+	read func(q *keelstatepb.ReadRequest) ([]*keelstatepb.Answer, error)
+	scan func(node int, q *keelstatepb.ScanRequest, s grpc.ServerStreamingServer[keelstatepb.ScanPage]) error
 }
 
 type fakeSession struct {
@@ -318,6 +321,12 @@ func (n *fakeNode) ReadStream(s grpc.BidiStreamingServer[keelstatepb.ReadBatch, 
 			r := &keelstatepb.ReadResult{Tag: q.GetTag()}
 			if n.fake.leader != n.index {
 				r.Error = apierr.ToDetail(&base.Error{Cause: base.ErrNotLeader, Ordinal: -1, LeaderHint: base.NodeID(fakeID(n.fake.leader))})
+			} else if n.fake.read != nil {
+				var err error
+				if r.Answers, err = n.fake.read(q); err != nil {
+					n.fake.mu.Unlock()
+					return err
+				}
 			} else {
 				for range q.GetQueries() {
 					a := &keelstatepb.Answer{Found: len(n.fake.applied) > 0}

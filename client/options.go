@@ -35,6 +35,13 @@ const (
 	maxRequestBytes = 8 << 20
 	// maxBatchBytes is where a message stops taking more requests.
 	maxBatchBytes = 1 << 20
+	// maxReadBytes bounds the queries of one request, with room in the message.
+	maxReadBytes = maxMessageBytes - maxBatchBytes
+	// maxReadQueries and chunkBytes are where a ReadBatch starts another request.
+	maxReadQueries = 1000
+	chunkBytes     = maxRequestBytes
+	// maxNameBytes bounds each of a key, a user key and a namespace.
+	maxNameBytes = 32 << 10
 	// maxWindow is below the number of records that a shard keeps of a session.
 	maxWindow = 512
 )

@@ -3,8 +3,10 @@ package keel
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
+	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
 )
 
@@ -29,8 +31,17 @@ func (c *Client) shardOf(ctx context.Context, cl *cell) (uint64, error) {
 func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb.Query) (*keelstatepb.ReadResult, error) {
 	c.budget.called()
 	size := 64
-	for _, q := range queries {
-		size += 64 + len(q.Key) + len(q.UserKey) + len(q.Cursor) + len(q.GetNamespace().GetValue())
+	for i, q := range queries {
+		if e := checkQuery(q); e != nil {
+			e.Shard, e.Ordinal = shard, i
+			return nil, e
+		}
+		size += querySize(q)
+	}
+	if size > maxReadBytes {
+		e := tooLarge("queries", fmt.Sprintf("%d bytes of queries for one shard, at most %d", size, maxReadBytes))
+		e.Shard = shard
+		return nil, e
 	}
 	for n := 0; ; n++ {
 		res, node, e := c.queryOnce(ctx, shard, queries, size)
@@ -39,7 +50,9 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 			return res, nil
 		}
 		e.Shard, e.Outcome = shard, OutcomeNotApplied
-		if ctx.Err() != nil || !readAgain(e) {
+		// A stream ends for all its reads, whoever's request it was that broke it:
+		// try again before this one is held to be the one.
+		if ctx.Err() != nil || !readAgain(e) && !(e.stream && n < maxBroken) {
 			return nil, e
 		}
 		wait := max(c.opts.backoff(n), e.RetryAfter)
@@ -54,6 +67,28 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 			return nil, late
 		}
 	}
+}
+
+// maxBroken is how often a read may meet a stream that ended for a reason that
+// does not call for another attempt.
+const maxBroken = 3
+
+func querySize(q *keelstatepb.Query) int {
+	return 64 + len(q.Key) + len(q.UserKey) + len(q.Cursor) + len(q.GetNamespace().GetValue())
+}
+
+// checkQuery refuses what no shard can hold, before it reaches a stream that
+// others share.
+func checkQuery(q *keelstatepb.Query) *Error {
+	for _, f := range []struct {
+		name  string
+		bytes []byte
+	}{{"key", q.Key}, {"user_key", q.UserKey}, {"namespace", q.GetNamespace().GetValue()}} {
+		if len(f.bytes) > maxNameBytes {
+			return tooLarge(f.name, fmt.Sprintf("%d bytes, at most %d", len(f.bytes), maxNameBytes))
+		}
+	}
+	return nil
 }
 
 // readAgain says that another attempt may succeed. A read has no effect, so an
@@ -97,7 +132,9 @@ func (c *Client) queryOnce(ctx context.Context, shard uint64, queries []*keelsta
 	case o := <-answer:
 		switch {
 		case o.err != nil:
-			return nil, r.node, fromStatus(o.err)
+			e := fromStatus(o.err)
+			e.stream = true
+			return nil, r.node, e
 		case o.res.GetError() != nil:
 			return nil, r.node, fromDetail(o.res.GetError())
 		case len(o.res.GetAnswers()) != len(queries):
@@ -130,7 +167,9 @@ func (c *Client) ask(ctx context.Context, cl *cell, q *keelstatepb.Query) (*keel
 }
 
 // ReadBatch asks several states and keys at once. The queries of one shard are
-// answered from one instant; those of different shards are not. A ReadBatch is
+// answered from one instant if they are at most 1000 and their answers fit in
+// one message (16 MiB); more take several requests, each from an instant of its
+// own, which the tokens tell. Different shards are asked apart. A ReadBatch is
 // used once.
 type ReadBatch struct {
 	client  *Client
@@ -152,6 +191,10 @@ func (b *ReadBatch) add(cl cell, q *keelstatepb.Query, answer func(*keelstatepb.
 		e := *asError(cl.err)
 		e.Ordinal = len(b.queries)
 		b.err = &e
+	}
+	if e := checkQuery(q); e != nil && b.err == nil {
+		e.Ordinal = len(b.queries)
+		b.err = e
 	}
 	b.queries = append(b.queries, readQuery{cell: cl, q: q, answer: answer})
 }
@@ -189,33 +232,59 @@ func (b *ReadBatch) Do(ctx context.Context) error {
 	return first
 }
 
-// ask runs the queries at the given positions, which belong to one shard.
+// ask runs the queries at the given positions, which belong to one shard, in as
+// many requests as they take.
 func (b *ReadBatch) ask(ctx context.Context, shard uint64, at []int) error {
+	var first error
+	for len(at) > 0 {
+		n, bytes := 0, 0
+		for n < len(at) && n < maxReadQueries && (n == 0 || bytes+querySize(b.queries[at[n]].q) <= chunkBytes) {
+			bytes += querySize(b.queries[at[n]].q)
+			n++
+		}
+		again, err := b.askChunk(ctx, shard, at[:n])
+		if err != nil && first == nil {
+			first = err
+		}
+		at = append(again, at[n:]...)
+	}
+	return first
+}
+
+// askChunk runs one request. It returns the queries whose answers did not fit
+// beside the others', which then get no answer here.
+func (b *ReadBatch) askChunk(ctx context.Context, shard uint64, at []int) (again []int, first error) {
 	queries := make([]*keelstatepb.Query, len(at))
 	for j, i := range at {
 		queries[j] = b.queries[i].q
 	}
 	res, err := b.client.query(ctx, shard, queries)
-	var first error
-	for j, i := range at {
-		if err != nil {
+	if err != nil {
+		for _, i := range at {
 			b.queries[i].answer(nil, Token{}, err)
-			first = err
-			continue
 		}
+		return nil, err
+	}
+	large := func(a *keelstatepb.Answer) bool { return Code(a.GetError().GetReason()) == base.ErrTooLarge.Reason }
+	// Asking again makes sense if something else took the room.
+	crowded := slices.ContainsFunc(res.Answers, func(a *keelstatepb.Answer) bool { return !large(a) })
+	for j, i := range at {
 		a := res.Answers[j]
-		if a.GetError() == nil {
+		switch {
+		case a.GetError() == nil:
 			b.queries[i].answer(a, tokenOf(res.GetToken()), nil)
-			continue
-		}
-		e := fromDetail(a.GetError())
-		e.Shard, e.Ordinal, e.Outcome = shard, i, OutcomeNotApplied
-		b.queries[i].answer(nil, Token{}, e)
-		if first == nil {
-			first = e
+		case large(a) && crowded:
+			again = append(again, i)
+		default:
+			e := fromDetail(a.GetError())
+			e.Shard, e.Ordinal, e.Outcome = shard, i, OutcomeNotApplied
+			b.queries[i].answer(nil, Token{}, e)
+			if first == nil {
+				first = e
+			}
 		}
 	}
-	return first
+	return again, first
 }
 
 // Future is the answer to a query of a ReadBatch, valid after Do.

@@ -22,6 +22,11 @@ func (c *Client) scanCell(ctx context.Context, cl cell, keysOnly bool, limit uin
 			yield(nil, harmless(err))
 			return
 		}
+		if e := checkQuery(&keelstatepb.Query{Key: cl.key, Namespace: cl.namespace}); e != nil {
+			e.Shard = shard
+			yield(nil, e)
+			return
+		}
 		req := &keelstatepb.ScanRequest{Shard: shard, State: cl.state, FilterKey: true, Key: cl.key,
 			FilterNamespace: true, Namespace: cl.namespace, KeysOnly: keysOnly, Limit: limit}
 		for it, err := range c.scanShard(ctx, req) {
