@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -53,6 +54,10 @@ func (c *Client) node(address string) (*node, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: 2 * time.Second,
 		}),
+		// Without this a node that vanishes without a word keeps its streams open
+		// until the kernel gives up, after minutes. 10 s is the least that gRPC
+		// allows; servers allow it.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}
 	if !c.opts.credentials {
 		dial = append(dial, grpc.WithTransportCredentials(insecure.NewCredentials()))

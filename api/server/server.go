@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
@@ -35,6 +36,15 @@ type Options struct {
 	StreamBytes    int
 	// StreamReads bounds the reads of one stream that run at once. Default 32.
 	StreamReads int
+
+	// KeepAlive is how long a connection may be silent before the server asks
+	// whether the client is there, and how long it waits for the answer before
+	// it closes the connection. Default 10 s; at least 1 s.
+	KeepAlive time.Duration
+	// ScanIdle is how long a client may take no page of a scan, which keeps old
+	// versions of the data in the engine. Then the scan ends with ErrDeadline;
+	// the client may resume after its last cursor. Default 2 minutes.
+	ScanIdle time.Duration
 }
 
 // EnsureDefaults replaces zero fields by their defaults.
@@ -50,6 +60,12 @@ func (o *Options) EnsureDefaults() {
 	def(&o.StreamRequests, 4096)
 	def(&o.StreamBytes, 32<<20)
 	def(&o.StreamReads, 32)
+	if o.KeepAlive == 0 {
+		o.KeepAlive = 10 * time.Second
+	}
+	if o.ScanIdle == 0 {
+		o.ScanIdle = 2 * time.Minute
+	}
 }
 
 // Server is the gRPC server of one node.
@@ -65,7 +81,7 @@ type Server struct {
 	// draining is closed by Drain: watches and idle streams end.
 	draining  chan struct{}
 	drainOnce sync.Once
-	// receivers counts the receiving goroutines of streams.
+	// receivers counts the goroutines of streams other than the handlers.
 	receivers sync.WaitGroup
 }
 
@@ -85,6 +101,8 @@ func New(b Backend, o Options) (*Server, error) {
 		grpc.InitialWindowSize(4 << 20),
 		grpc.InitialConnWindowSize(16 << 20),
 		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: o.KeepAlive, Timeout: o.KeepAlive}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(s.interceptUnary),
 		grpc.ChainStreamInterceptor(s.interceptStream),
 	}, o.GRPC...)

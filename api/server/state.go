@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -214,13 +215,32 @@ func (v *stateService) scan(ctx context.Context, r *keelstatepb.ScanRequest, str
 			page.Cursor = cursor
 		}
 		if n > 0 || page.Cursor != nil || !more {
-			if err := stream.Send(page); err != nil {
+			if err := v.s.sendWithin(func() error { return stream.Send(page) }); err != nil {
 				return err
 			}
 		}
 		if !more || full {
 			return nil
 		}
+	}
+}
+
+// sendWithin sends a page, for ScanIdle at most. A send that is given up ends
+// with the stream, as soon as the handler has returned.
+func (s *Server) sendWithin(send func() error) error {
+	sent := make(chan error, 1)
+	s.receivers.Add(1) // in a handler, so this never races with a Wait
+	go func() {
+		defer s.receivers.Done()
+		sent <- send()
+	}()
+	t := time.NewTimer(s.opts.ScanIdle)
+	defer t.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-t.C:
+		return fmt.Errorf("sending a page: %w: the client took none for %v", base.ErrDeadline, s.opts.ScanIdle)
 	}
 }
 
