@@ -18,7 +18,9 @@
 //	SV2  The requests of one write stream are submitted in the order received,
 //	     and each is answered exactly once, by tag, unless the stream breaks.
 //	SV3  What a stream holds, from receipt until its result is sent, is bounded
-//	     in number and bytes; at the bound it stops receiving.
+//	     in number and bytes, those that a read is expected to answer included;
+//	     at the bound it stops receiving. So are the reads that run at once on
+//	     the node, and the streams of a connection.
 //	SV4  A stream that the client half-closes ends only after every result was
 //	     sent.
 //	SV5  No message over state.MaxMessageBytes is sent: what does not fit in an

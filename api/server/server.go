@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -36,6 +37,12 @@ type Options struct {
 	StreamBytes    int
 	// StreamReads bounds the reads of one stream that run at once. Default 32.
 	StreamReads int
+	// ReadBytes bounds what the reads that run at once on the node may be
+	// expected to answer; more reads wait. Default 256 MiB.
+	ReadBytes int
+	// MaxStreams bounds the calls and streams that one connection has open; more
+	// wait at the client. Default 1024.
+	MaxStreams int
 
 	// KeepAlive is how long a connection may be silent before the server asks
 	// whether the client is there, and how long it waits for the answer before
@@ -60,6 +67,8 @@ func (o *Options) EnsureDefaults() {
 	def(&o.StreamRequests, 4096)
 	def(&o.StreamBytes, 32<<20)
 	def(&o.StreamReads, 32)
+	def(&o.ReadBytes, 256<<20)
+	def(&o.MaxStreams, 1024)
 	if o.KeepAlive == 0 {
 		o.KeepAlive = 10 * time.Second
 	}
@@ -77,6 +86,7 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	hints   addressCache
+	reads   *semaphore.Weighted // of ReadBytes
 
 	// draining is closed by Drain: watches and idle streams end.
 	draining  chan struct{}
@@ -92,7 +102,8 @@ func New(b Backend, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{backend: b, opts: o, logger: o.Logger, metrics: m, draining: make(chan struct{}), health: health.NewServer()}
+	s := &Server{backend: b, opts: o, logger: o.Logger, metrics: m, draining: make(chan struct{}), health: health.NewServer(),
+		reads: semaphore.NewWeighted(int64(o.ReadBytes))}
 	opts := append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(state.MaxMessageBytes),
 		grpc.MaxSendMsgSize(state.MaxMessageBytes),
@@ -101,6 +112,7 @@ func New(b Backend, o Options) (*Server, error) {
 		grpc.InitialWindowSize(4 << 20),
 		grpc.InitialConnWindowSize(16 << 20),
 		grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(uint32(o.MaxStreams)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: o.KeepAlive, Timeout: o.KeepAlive}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(s.interceptUnary),

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -41,9 +42,9 @@ func TestSilentConnectionIsClosed(t *testing.T) {
 	if _, err := conn.Write(preface); err != nil {
 		t.Fatal(err)
 	}
-	pings := 0
+	pings, streams := 0, uint32(0)
 	for { // reads all, answers nothing
-		kind, _, err := readFrame(conn)
+		kind, payload, err := readFrame(conn)
 		if err != nil {
 			var timeout net.Error
 			if errors.As(err, &timeout) && timeout.Timeout() {
@@ -51,9 +52,19 @@ func TestSilentConnectionIsClosed(t *testing.T) {
 			}
 			break
 		}
-		if kind == ping {
+		switch kind {
+		case ping:
 			pings++
+		case settings:
+			for ; len(payload) >= 6; payload = payload[6:] {
+				if binary.BigEndian.Uint16(payload) == 3 { // the most streams at once
+					streams = binary.BigEndian.Uint32(payload[2:])
+				}
+			}
 		}
+	}
+	if streams != 1024 {
+		t.Errorf("the server allows %d streams, 0 being any number", streams)
 	}
 	if pings == 0 {
 		t.Error("the server closed the connection without asking")

@@ -56,12 +56,38 @@ func (v *stateService) Read(ctx context.Context, r *keelstatepb.ReadRequest) (*k
 	return result, err
 }
 
+// pointBytes is what the answer to a query of one value is expected to have.
+// Larger values are counted once they are read.
+const pointBytes = 32 << 10
+
+// expectedBytes is what the answers to a read may be expected to have.
+func expectedBytes(r *keelstatepb.ReadRequest) int {
+	n := 0
+	for _, q := range r.GetQueries() {
+		bytes := pointBytes
+		if q.GetKind() == keelstatepb.QueryKind_QUERY_KIND_PAGE {
+			if bytes = min(clampInt(q.GetPageBytes()), state.MaxPageBytes); bytes == 0 {
+				bytes = state.DefaultPageBytes
+			}
+		}
+		if n += bytes; n >= answerBytes {
+			return answerBytes
+		}
+	}
+	return n
+}
+
 // read answers one read and says how many bytes the answers have.
 func (s *Server) read(ctx context.Context, r *keelstatepb.ReadRequest) (*keelstatepb.ReadResult, int, error) {
 	req, err := readRequest(r)
 	if err != nil {
 		return nil, 0, err
 	}
+	room := int64(min(expectedBytes(r), s.opts.ReadBytes))
+	if err := s.reads.Acquire(ctx, room); err != nil {
+		return nil, 0, ended(ctx, "waiting for other reads")
+	}
+	defer s.reads.Release(room)
 	reply, err := s.backend.Read(ctx, req)
 	if err != nil {
 		return nil, 0, err

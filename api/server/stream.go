@@ -96,6 +96,15 @@ func (p *pipeline[R]) answer(value R, bytes, held int) {
 	poke(p.wake)
 }
 
+// release gives back room that was taken for an answer, before the answer takes
+// what it needs.
+func (p *pipeline[R]) release(bytes int) {
+	p.mu.Lock()
+	p.mu.bytes -= bytes
+	p.mu.Unlock()
+	poke(p.room)
+}
+
 // end says that nothing more is received.
 func (p *pipeline[R]) end(err error) {
 	p.mu.Lock()
@@ -278,7 +287,8 @@ func (v *stateService) ReadStream(stream grpc.BidiStreamingServer[keelstatepb.Re
 		for i, r := range b.Requests {
 			b.Requests[i] = nil
 			held := 256 + 128*len(r.GetQueries())
-			if err := p.take(held); err != nil {
+			expected := expectedBytes(r)
+			if err := p.take(held + expected); err != nil {
 				return err
 			}
 			select {
@@ -290,7 +300,7 @@ func (v *stateService) ReadStream(stream grpc.BidiStreamingServer[keelstatepb.Re
 			go func() {
 				defer v.s.receivers.Done()
 				defer func() { <-slots }()
-				v.answerRead(ctx, p, r, held)
+				v.answerRead(ctx, p, r, held, expected)
 			}()
 		}
 		return nil
@@ -304,7 +314,7 @@ func (v *stateService) ReadStream(stream grpc.BidiStreamingServer[keelstatepb.Re
 	})
 }
 
-func (v *stateService) answerRead(ctx context.Context, p *pipeline[*keelstatepb.ReadResult], r *keelstatepb.ReadRequest, held int) {
+func (v *stateService) answerRead(ctx context.Context, p *pipeline[*keelstatepb.ReadResult], r *keelstatepb.ReadRequest, held, expected int) {
 	start := time.Now()
 	var out *keelstatepb.ReadResult
 	var bytes int
@@ -320,5 +330,6 @@ func (v *stateService) answerRead(ctx context.Context, p *pipeline[*keelstatepb.
 		bytes = detailBytes(out.Error)
 	}
 	v.s.metrics.read.answered(err, start)
+	p.release(expected)
 	p.answer(out, bytes, held)
 }
