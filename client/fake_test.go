@@ -43,12 +43,16 @@ type fake struct {
 	leader   int
 	epoch    uint64
 	revision uint64
-	sessions map[uint64]*fakeSession
-	lastID   uint64
-	applied  []string // the values of the mutations, in the order applied
-	sequence uint64
-	writes   []*keelstatepb.WriteRequest // every request that arrived
-	reached  []int                       // the node that each of them reached
+	// incarnation is the cluster's; knows has the nodes whose answers to a
+	// single question for the topology stay at an older revision.
+	incarnation uint64
+	knows       map[int]uint64
+	sessions    map[uint64]*fakeSession
+	lastID      uint64
+	applied     []string // the values of the mutations, in the order applied
+	sequence    uint64
+	writes      []*keelstatepb.WriteRequest // every request that arrived
+	reached     []int                       // the node that each of them reached
 	// script decides about a write at a node; nil is the normal deed.
 	script  func(node int, q *keelstatepb.WriteRequest) deed
 	changed chan struct{} // closed at a change of the topology
@@ -116,7 +120,7 @@ func fakeAddress(i int) string { return fmt.Sprintf("node%d:1", i) }
 func fakeID(i int) string      { return fmt.Sprintf("node%d", i) }
 
 func (f *fake) topologyLocked() *keelstatepb.Topology {
-	t := &keelstatepb.Topology{ClusterId: "fake", Revision: f.revision, KeyGroups: 128}
+	t := &keelstatepb.Topology{ClusterId: "fake", Revision: f.revision, Incarnation: f.incarnation, KeyGroups: 128}
 	s := &keelstatepb.Shard{Id: 1, Range: &keelstatepb.Range{Hi: 128}, Epoch: f.epoch, LeaderHint: fakeID(f.leader)}
 	for i := range f.nodes {
 		t.Nodes = append(t.Nodes, &keelstatepb.Node{Id: fakeID(i), GrpcAddress: fakeAddress(i), State: "member"})
@@ -141,7 +145,11 @@ func (f *fake) change(quiet bool, do func()) {
 func (n *fakeNode) GetTopology(context.Context, *keelstatepb.GetTopologyRequest) (*keelstatepb.Topology, error) {
 	n.fake.mu.Lock()
 	defer n.fake.mu.Unlock()
-	return n.fake.topologyLocked(), nil
+	t := n.fake.topologyLocked()
+	if old := n.fake.knows[n.index]; old > 0 {
+		t.Revision = old
+	}
+	return t, nil
 }
 
 func (n *fakeNode) WatchTopology(_ *keelstatepb.GetTopologyRequest, s grpc.ServerStreamingServer[keelstatepb.Topology]) error {

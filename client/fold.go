@@ -89,7 +89,11 @@ func (f *fold[In, Out]) IfAccumulator(key any, accumulator []byte) Precondition 
 func elementsOp[T any](h *handle, codec Codec[T], key any, op keelstatepb.MutationOp, elements []T) Mutation {
 	m := h.mutation(key, op, nil)
 	for i, e := range elements {
-		b, err := encodeValue(codec, fmt.Sprintf("elements[%d]", i), e)
+		field := fmt.Sprintf("elements[%d]", i)
+		b, err := encodeValue(codec, field, e)
+		if raw, is := any(e).([]byte); is && raw == nil && h.decl.Kind == KindList {
+			err = invalid(field, "a list has no null elements; the empty one is []byte{}")
+		}
 		if err != nil && m.err == nil {
 			m.err = err
 		}

@@ -32,6 +32,12 @@ type write struct {
 	flying   bool // an attempt of the lane's generation is unanswered
 	maybe    bool // some attempt may have been applied
 	internal int  // answers of ErrInternal
+	// The newest attempt, and the pipe that it is on.
+	exchange *writeX
+	pipe     *writePipe
+	// incarnation is the cluster's at the first attempt: the number means nothing
+	// to a later one, which must not apply the write a second time.
+	incarnation uint64
 }
 
 // lane carries the writes of a session to one shard in order (KC2).
@@ -177,8 +183,11 @@ func (l *lane) sendLocked(pipe *writePipe, w *write, previous uint64, r *route) 
 		l.resolveLocked(w, nil, l.outcomeOf(w, newError(ErrWrongRange, OutcomeNotApplied, "the shard map has changed")))
 		return true
 	}
+	if !w.sent {
+		w.incarnation = r.topo.incarnation
+	}
 	req := &keelstatepb.WriteRequest{
-		Shard: l.shard, Epoch: r.epoch, Incarnation: r.topo.incarnation, Session: l.session.id,
+		Shard: l.shard, Epoch: r.epoch, Incarnation: w.incarnation, Session: l.session.id,
 		Sequence: w.number, Previous: previous, Floor: l.floorLocked(w.number), BarrierSeen: c.barrier.Load(),
 		MetadataRevision: c.revision.Load(), Atomic: w.content.Atomic,
 		Preconditions: w.content.Preconditions, Mutations: w.content.Mutations,
@@ -191,7 +200,7 @@ func (l *lane) sendLocked(pipe *writePipe, w *write, previous uint64, r *route) 
 		l.breakLocked(false, 0)
 		return false
 	}
-	w.sent, w.flying = true, true
+	w.sent, w.flying, w.exchange, w.pipe = true, true, x, pipe
 	if l.inFlight == 0 {
 		l.progress = time.Now()
 	}
@@ -396,7 +405,8 @@ func (l *lane) takeBack(before time.Time, atOnce bool) {
 	c.opts.log.Warn("a node gave no answer in time; trying another", "node", l.node, "shard", l.shard, "open", l.inFlight)
 	for _, w := range l.window {
 		if w.flying {
-			w.maybe, w.flying = true, false
+			unsent := w.pipe.drop(w.exchange)
+			w.maybe, w.flying = w.maybe || !unsent, false
 		}
 	}
 	c.misrouted(l.shard, l.node, &Error{})

@@ -13,6 +13,10 @@ type exchange[Q, A any] struct {
 	// broken already, from the one that enqueued. err is the failure of the pipe;
 	// sent says that the request may have left before it.
 	done func(answer A, err error, sent bool)
+
+	// Guarded by the pipe.
+	sentAs  uint64 // tag, 0 before the request is taken to be sent
+	dropped bool
 }
 
 // stream is one gRPC stream of batches, with its messages taken apart.
@@ -83,7 +87,27 @@ func (p *pipe[Q, A]) enqueue(x *exchange[Q, A]) error {
 	return nil
 }
 
-// take waits for requests and moves one message's worth to pending.
+// drop forgets a request whose answer nobody waits for any more, so that a node
+// that is silent or slow does not gather them. unsent says that the request will
+// never leave and that done is not called; else done may still be called, by an
+// answer or a failure that is just being delivered.
+func (p *pipe[Q, A]) drop(x *exchange[Q, A]) (unsent bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.mu.err != nil: // done has been called or is about to be
+		return false
+	case x.sentAs != 0:
+		delete(p.mu.pending, x.sentAs)
+		return false
+	}
+	var none Q
+	x.dropped, x.req, x.size, x.done = true, none, 0, nil
+	return true
+}
+
+// take waits for requests and moves one message's worth to pending. A batch may
+// be empty; nil is the end.
 func (p *pipe[Q, A]) take() []Q {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,12 +122,16 @@ func (p *pipe[Q, A]) take() []Q {
 		bytes += p.mu.queue[n].size
 		n++
 	}
-	out := make([]Q, n)
-	for i, x := range p.mu.queue[:n] {
+	out := make([]Q, 0, n)
+	for _, x := range p.mu.queue[:n] {
+		if x.dropped {
+			continue
+		}
 		p.mu.lastTag++
-		p.setTag(x.req, p.mu.lastTag)
-		p.mu.pending[p.mu.lastTag] = x
-		out[i] = x.req
+		x.sentAs = p.mu.lastTag
+		p.setTag(x.req, x.sentAs)
+		p.mu.pending[x.sentAs] = x
+		out = append(out, x.req)
 	}
 	rest := copy(p.mu.queue, p.mu.queue[n:])
 	clear(p.mu.queue[rest:])
@@ -125,6 +153,9 @@ func (p *pipe[Q, A]) sender() {
 		batch := p.take()
 		if batch == nil {
 			return
+		}
+		if len(batch) == 0 {
+			continue
 		}
 		if err := s.send(batch); err != nil {
 			// The stream's own error comes from recv, and breaks the pipe there.
@@ -172,6 +203,8 @@ func (p *pipe[Q, A]) fail(err error) {
 		x.done(none, err, true)
 	}
 	for _, x := range queue {
-		x.done(none, err, false)
+		if !x.dropped {
+			x.done(none, err, false)
+		}
 	}
 }

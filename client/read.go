@@ -121,13 +121,15 @@ func (c *Client) queryOnce(ctx context.Context, shard uint64, queries []*keelsta
 		size: size,
 		done: func(res *keelstatepb.ReadResult, err error, _ bool) { answer <- outcome{res, err} },
 	}
-	if err := n.reads().enqueue(x); err != nil {
+	pipe := n.reads()
+	if err := pipe.enqueue(x); err != nil {
 		return nil, r.node, fromStatus(err)
 	}
 	attempt, cancel := context.WithTimeout(ctx, c.opts.attemptTimeout)
 	defer cancel()
 	select {
 	case <-attempt.Done():
+		pipe.drop(x)
 		return nil, r.node, deadlineError(attempt.Err(), OutcomeNotApplied)
 	case o := <-answer:
 		switch {

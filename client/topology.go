@@ -170,7 +170,8 @@ func (c *Client) watch(address string) (got bool, err error) {
 }
 
 // refresh asks for the topology besides the watch, in the background, after a
-// refusal that says that the client's is old. One runs at a time.
+// refusal that says that the client's is old: one node after the other, until
+// one knows a newer one. One refresh runs at a time.
 func (c *Client) refresh() {
 	if !c.refreshing.CompareAndSwap(false, true) {
 		return
@@ -181,6 +182,13 @@ func (c *Client) refresh() {
 	go func() {
 		defer c.wg.Done()
 		defer c.refreshing.Store(false)
+		revision := func() (r uint64) {
+			if t := c.topo.Load(); t != nil {
+				r = t.revision
+			}
+			return r
+		}
+		before := revision()
 		for _, address := range c.candidates() {
 			ctx, cancel := context.WithTimeout(c.ctx, time.Second)
 			n, err := c.node(address)
@@ -189,7 +197,7 @@ func (c *Client) refresh() {
 				t, err = keelstatepb.NewClusterClient(n.conn).GetTopology(ctx, &keelstatepb.GetTopologyRequest{})
 			}
 			cancel()
-			if err == nil && c.learn(t) == nil {
+			if err == nil && c.learn(t) == nil && revision() > before {
 				return
 			}
 		}

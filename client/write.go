@@ -236,13 +236,17 @@ func (c *Client) bareOnce(ctx context.Context, p *part) (*keelstatepb.WriteResul
 	x := &writeX{req: req, size: p.write.size, done: func(res *keelstatepb.WriteResult, err error, sent bool) {
 		answer <- outcome{res, err, sent}
 	}}
-	if err := n.writes().enqueue(x); err != nil {
+	pipe := n.writes()
+	if err := pipe.enqueue(x); err != nil {
 		e := fromStatus(err)
 		e.Outcome = OutcomeNotApplied
 		return nil, r.node, e
 	}
 	select {
 	case <-ctx.Done():
+		if pipe.drop(x) {
+			return nil, r.node, deadlineError(ctx.Err(), OutcomeNotApplied)
+		}
 		return nil, r.node, deadlineError(ctx.Err(), OutcomeUnknown)
 	case o := <-answer:
 		switch {
