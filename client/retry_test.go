@@ -464,7 +464,12 @@ func TestReadyNamesTheReason(t *testing.T) {
 // waitFor polls a condition.
 func waitFor(t *testing.T, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	waitLonger(t, 10*time.Second, cond)
+}
+
+func waitLonger(t *testing.T, longest time.Duration, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(longest)
 	for !cond() {
 		if time.Now().After(deadline) {
 			t.Fatal("the condition never held")

@@ -33,6 +33,33 @@ func (o outcome) name() string {
 	return o.Package + "." + o.Test
 }
 
+// cause is the line of the details that says most, cut to a readable length: a
+// panic, else the first complaint of a test, else the first line.
+func (o outcome) cause() string {
+	lines := strings.Split(o.Detail, "\n")
+	best, rank := "", 0
+	for i, l := range lines {
+		l = strings.TrimSpace(l)
+		switch {
+		case strings.HasPrefix(l, "panic:") && rank < 3:
+			best, rank = l, 3
+			// "panic: test timed out" names the running tests below it.
+			if i+2 < len(lines) && strings.Contains(l, "timed out") {
+				best += "; " + strings.TrimSpace(lines[i+1]) + " " + strings.TrimSpace(lines[i+2])
+			}
+		case strings.Contains(l, "_test.go:") && rank < 2:
+			best, rank = l, 2
+		case l != "" && rank < 1:
+			best, rank = l, 1
+		}
+	}
+	const longest = 300
+	if len(best) > longest {
+		best = best[:longest] + "..."
+	}
+	return best
+}
+
 // tally is the result of one or more stages.
 type tally struct {
 	Passed          int

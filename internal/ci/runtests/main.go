@@ -136,6 +136,12 @@ func (r *runner) report(t tally, took time.Duration) {
 				r.say("      %s", line)
 			}
 		}
+		// Again without the details: who keeps only the end of the output finds
+		// there what failed.
+		r.say("\nfailed, in short:")
+		for _, o := range t.Failed {
+			r.say("  [%s] %s: %s", o.Stage, o.name(), o.cause())
+		}
 	}
 	r.say("\nleaf tests, in %s:", took.Round(time.Second))
 	r.say("%d passed, %d failed, %d skipped", t.Passed, len(t.Failed), len(t.Skipped))

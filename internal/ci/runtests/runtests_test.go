@@ -276,3 +276,23 @@ func TestKilledGoTestLeavesNoPackageUncounted(t *testing.T) {
 		t.Errorf("%d passed, failed: %s", c.total.Passed, names(c.total.Failed))
 	}
 }
+
+func TestShortListSaysWhatFailedLast(t *testing.T) {
+	for _, tc := range []struct{ detail, want string }{
+		{"", ""},
+		{"=== RUN TestX\n    x_test.go:7: want 1\n    x_test.go:9: want 2\n", "x_test.go:7: want 1"},
+		{"    x_test.go:7: want 1\npanic: oh no\n\ngoroutine 1", "panic: oh no"},
+		{"panic: test timed out after 9m0s\n\trunning tests:\n\t\tTestHangs (8m)\n\ngoroutine 1", "panic: test timed out after 9m0s; running tests: TestHangs (8m)"},
+		{"exit status 2\n", "exit status 2"},
+	} {
+		if got := (outcome{Detail: tc.detail}).cause(); got != tc.want {
+			t.Errorf("the cause of %q is %q, want %q", tc.detail, got, tc.want)
+		}
+	}
+	var out strings.Builder
+	r := &runner{out: &out}
+	r.report(tally{Failed: []outcome{{Stage: "unit", Package: "p", Test: "TestX", Detail: strings.Repeat("stack\n", 1000)}}}, time.Second)
+	if got := out.String(); !strings.HasSuffix(got, "failed, in short:\n  [unit] p.TestX: stack\n\nleaf tests, in 1s:\n0 passed, 1 failed, 0 skipped\n") {
+		t.Errorf("the report ends with %q", got[max(0, len(got)-200):])
+	}
+}
