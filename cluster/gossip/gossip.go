@@ -53,6 +53,12 @@ type Member struct {
 	boot uint64
 }
 
+// process is a live process; ok says whether its metadata can be read.
+type process struct {
+	Member
+	ok bool
+}
+
 // Gossip is one node's part in the gossip.
 type Gossip struct {
 	opts    Options
@@ -71,6 +77,10 @@ type Gossip struct {
 		doubled    map[base.NodeID]time.Time // since when two processes are seen
 		duplicates []base.NodeID             // reported
 		foreign    map[string]bool           // names that joined another cluster while listed
+		// live holds the processes that memberlist believes alive, by its name for
+		// them, as its events said. Its own list is never read: it hands out
+		// pointers to what it goes on changing.
+		live map[string]process
 	}
 }
 
@@ -92,6 +102,7 @@ func Start(o Options) (*Gossip, error) {
 	g.mu.known = make(map[base.NodeID]string)
 	g.mu.doubled = make(map[base.NodeID]time.Time)
 	g.mu.foreign = make(map[string]bool)
+	g.mu.live = make(map[string]process)
 	conf, err := g.config()
 	if err != nil {
 		return nil, err
@@ -126,7 +137,7 @@ func (g *Gossip) config() (*memberlist.Config, error) {
 	default:
 		return nil, base.Invalid("Key", "use 16, 24 or 32 bytes")
 	}
-	c.Name = string(g.opts.Meta.Node) + "@" + strconv.FormatUint(g.boot, 16)
+	c.Name = g.name()
 	c.ProbeInterval = g.opts.ProbeInterval
 	c.ProbeTimeout = g.opts.ProbeInterval / 2
 	c.GossipInterval = min(c.GossipInterval, g.opts.ProbeInterval/2)
@@ -150,8 +161,17 @@ func splitAddr(field, addr string) (string, int, error) {
 	return host, int(port), nil
 }
 
+// name is what memberlist calls this process.
+func (g *Gossip) name() string {
+	return string(g.opts.Meta.Node) + "@" + strconv.FormatUint(g.boot, 16)
+}
+
 // Addr is this node's gossip address.
-func (g *Gossip) Addr() string { return g.list.LocalNode().Address() }
+func (g *Gossip) Addr() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.mu.live[g.name()].Addr
+}
 
 // updateTimeout bounds the wait until changed metadata was first sent.
 const updateTimeout = 2 * time.Second
@@ -205,32 +225,19 @@ func (g *Gossip) Members() []Member {
 	return out
 }
 
-// alive lists every live process that this node may see (GO3).
+// alive lists every live process that this node may see (GO3). memberlist still
+// lists one under its old metadata after it joined another cluster, since we
+// ignored the message that said so.
 func (g *Gossip) alive() []Member {
-	own := g.cluster()
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	var out []Member
-	for _, n := range g.list.Members() {
-		meta, boot, err := decodeMeta(n.Meta)
-		if err != nil || foreign(own, meta.Cluster) || g.turnedForeign(n.Name) {
-			continue
+	for name, p := range g.mu.live {
+		if p.ok && !foreign(g.mu.meta.Cluster, p.Cluster) && !g.mu.foreign[name] {
+			out = append(out, p.Member)
 		}
-		out = append(out, Member{Meta: meta, Addr: n.Address(), boot: boot})
 	}
 	return out
-}
-
-func (g *Gossip) cluster() base.ClusterID {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.mu.meta.Cluster
-}
-
-// turnedForeign: memberlist still lists the node with its old metadata, since
-// we ignored the message that it belongs to another cluster now.
-func (g *Gossip) turnedForeign(name string) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.mu.foreign[name]
 }
 
 // judge notes whether a name is foreign. The set is bounded like the addresses:
@@ -302,13 +309,13 @@ func (g *Gossip) maintain() {
 
 // rejoin tries the addresses that no live member has.
 func (g *Gossip) rejoin() {
-	present := map[string]bool{g.Addr(): true, g.opts.BindAddr: true, g.opts.AdvertiseAddr: true}
-	// memberlist calls judge with its own lock held: never ask it for anything
-	// with ours held.
-	for _, n := range g.list.Members() {
-		present[n.Address()] = true
-	}
+	present := map[string]bool{g.opts.BindAddr: true, g.opts.AdvertiseAddr: true}
+	// memberlist calls judge and its events with its own lock held: never ask it
+	// for anything with ours held.
 	g.mu.Lock()
+	for _, p := range g.mu.live {
+		present[p.Addr] = true
+	}
 	var missing []string
 	for _, a := range g.opts.Seeds {
 		if !present[a] {
@@ -365,17 +372,24 @@ func (g *Gossip) checkDuplicates(now time.Time) {
 	}
 }
 
-// remember keeps a node's address for rejoin (GO4).
-func (g *Gossip) remember(n *memberlist.Node) {
-	meta, _, err := decodeMeta(n.Meta)
+// came notes a live process, and keeps its address for rejoin (GO4).
+func (g *Gossip) came(n *memberlist.Node) {
+	meta, boot, err := decodeMeta(n.Meta)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mu.live[n.Name] = process{Member: Member{Meta: meta, Addr: n.Address(), boot: boot}, ok: err == nil}
 	if err != nil || meta.Node == g.opts.Meta.Node {
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if _, seen := g.mu.known[meta.Node]; seen || len(g.mu.known) < maxKnown {
 		g.mu.known[meta.Node] = n.Address()
 	}
+}
+
+func (g *Gossip) went(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.mu.live, name)
 }
 
 // delegate is what memberlist calls. Its methods must not block.
@@ -396,13 +410,13 @@ func (d *delegate) LocalState(bool) []byte          { return nil }
 func (d *delegate) MergeRemoteState([]byte, bool)   {}
 
 // NotifyJoin implements memberlist.EventDelegate.
-func (d *delegate) NotifyJoin(n *memberlist.Node) { d.g.remember(n); d.g.notify() }
+func (d *delegate) NotifyJoin(n *memberlist.Node) { d.g.came(n); d.g.notify() }
 
 // NotifyLeave implements memberlist.EventDelegate.
-func (d *delegate) NotifyLeave(*memberlist.Node) { d.g.notify() }
+func (d *delegate) NotifyLeave(n *memberlist.Node) { d.g.went(n.Name); d.g.notify() }
 
 // NotifyUpdate implements memberlist.EventDelegate.
-func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.g.remember(n); d.g.notify() }
+func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.g.came(n); d.g.notify() }
 
 var errForeign = errors.New("the node belongs to another cluster")
 
