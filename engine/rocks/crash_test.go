@@ -133,7 +133,8 @@ func crashChild(dir string) {
 	fail(crashFamilies(s))
 	i, err := crashIndex(s)
 	fail(err)
-	first := i
+	// Unlike the index, the time of birth is never that of an earlier child.
+	born := time.Now().UnixNano()
 	var written struct {
 		sync.Mutex
 		i uint64
@@ -146,7 +147,7 @@ func crashChild(dir string) {
 			case "manual":
 				fail(s.Flush())
 			case "checkpoint":
-				to := filepath.Join(dir, "c"+strconv.FormatUint(first, 10)+"-"+strconv.Itoa(n))
+				to := filepath.Join(dir, "c"+strconv.FormatInt(born, 10)+"-"+strconv.Itoa(n))
 				fail(s.Checkpoint(to))
 				fail(retire(dir, to))
 			case "compact":
