@@ -103,6 +103,11 @@ func (n *Node) checkPeer(id transport.Identity) error {
 	}
 	rec := v.Node(id.Node)
 	switch {
+	case id.Cluster == "" && (rec == nil || rec.DiskID == "" || rec.DiskID == id.Disk):
+		return nil // yet to be admitted
+	case id.Cluster == "":
+		return fmt.Errorf("node %s belongs to no cluster and its data directory has disk %s, but it is bound to another, %s; start it with its own --data-dir: %w",
+			id.Node, id.Disk, rec.DiskID, base.ErrIdentity)
 	case rec == nil && v.Cluster() != nil:
 		return fmt.Errorf("node %s is not a node of this cluster: %w", id.Node, base.ErrIdentity)
 	case rec != nil && rec.DiskID != "" && rec.DiskID != id.Disk:

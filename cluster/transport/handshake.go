@@ -116,7 +116,12 @@ func (t *Transport) judgePeer(peer Identity, listening bool) (restricted bool, e
 		return false, fmt.Errorf("checking a peer without a node id: %w", base.ErrIdentity)
 	case peer.Node == own.Node:
 		return false, fmt.Errorf("checking peer %s: another process uses this node's id: %w", peer.Node, base.ErrIdentity)
-	case own.Cluster == "" && listening, peer.Cluster == "" && !listening:
+	case own.Cluster == "" && listening:
+		return true, nil
+	case own.Cluster != "" && peer.Cluster == "" && !listening:
+		// Only the disk can be wrong about a node that is yet to be admitted.
+		return true, t.checkPeer(peer)
+	case own.Cluster == "" && peer.Cluster == "" && !listening:
 		return true, nil
 	case own.Cluster == "" || peer.Cluster == "":
 		return false, fmt.Errorf("checking peer %s: %w", peer.Node, base.ErrNotFounded)
@@ -125,13 +130,19 @@ func (t *Transport) judgePeer(peer Identity, listening bool) (restricted bool, e
 	case peer.Engine != own.Engine:
 		return false, fmt.Errorf("checking peer %s: its engine is %q, this node's %q: %w", peer.Node, peer.Engine, own.Engine, base.ErrIdentity)
 	}
-	if err := t.opts.CheckPeer(peer); err != nil {
-		if base.SentinelOf(err) == base.ErrInternal { // a plain error still means "refused"
-			err = errors.Join(err, base.ErrIdentity)
-		}
-		return false, fmt.Errorf("checking peer %s: %w", peer.Node, err)
+	return false, t.checkPeer(peer)
+}
+
+// checkPeer asks the node whether it knows better about a peer.
+func (t *Transport) checkPeer(peer Identity) error {
+	err := t.opts.CheckPeer(peer)
+	if err == nil {
+		return nil
 	}
-	return false, nil
+	if base.SentinelOf(err) == base.ErrInternal { // a plain error still means "refused"
+		err = errors.Join(err, base.ErrIdentity)
+	}
+	return fmt.Errorf("checking peer %s: %w", peer.Node, err)
 }
 
 // greet runs the dialer's half of the handshake on a fresh connection.

@@ -43,6 +43,9 @@ func TestHandshakeRefusals(t *testing.T) {
 		"disk of the listener": {func(o *Options) {
 			o.CheckPeer = func(i Identity) error { return base.ErrIdentity }
 		}, nil, base.ErrIdentity},
+		"disk of an unfounded listener": {func(o *Options) {
+			o.CheckPeer = func(i Identity) error { return base.ErrIdentity }
+		}, identity(func(i *Identity) { i.Cluster = "" }), base.ErrIdentity},
 		"address":          {func(o *Options) { o.Resolver = func(base.NodeID) (string, bool) { return "c:1", true } }, nil, base.ErrIdentity},
 		"unfounded dialer": {identity(func(i *Identity) { i.Cluster = "" }), nil, base.ErrNotFounded},
 	} {

@@ -31,9 +31,9 @@ type Options struct {
 	// Resolver gives the address of a node, and false where it is not known.
 	// It is called for every new connection and must not block.
 	Resolver func(base.NodeID) (addr string, ok bool)
-	// CheckPeer checks a peer of the same cluster against the cluster's record
-	// (node and disk) when a connection is made. Nil accepts every peer. It must
-	// not block for long.
+	// CheckPeer checks a peer of the same cluster, or one that belongs to none and
+	// was dialled to admit it, against the cluster's record (node and disk) when a
+	// connection is made. Nil accepts every peer. It must not block for long.
 	CheckPeer func(Identity) error
 	// Logger gets the transport's messages. Default: discard.
 	Logger *slog.Logger
