@@ -376,6 +376,42 @@ func problemsOf(s *ClusterStatus) []string {
 			out = append(out, fmt.Sprintf("shard %s has no leader that can be reached", sh.ID))
 		}
 	}
+	return append(out, missingVoters(s)...)
+}
+
+// missingVoters names the replicas that should vote and do not yet: while one is
+// rebuilt, its group survives no further loss, so the cluster is not healthy.
+func missingVoters(s *ClusterStatus) []string {
+	shouldVote := map[base.ReplicaID]map[base.GroupID]bool{}
+	for _, sh := range s.Topology.Shards {
+		for _, r := range sh.Replicas {
+			if shouldVote[r.Replica] == nil {
+				shouldVote[r.Replica] = map[base.GroupID]bool{}
+			}
+			shouldVote[r.Replica][sh.ID] = r.Voter
+		}
+	}
+	var out []string
+	systemVoters := 0
+	for _, ns := range s.Nodes {
+		for _, g := range ns.Groups {
+			switch {
+			case g.Group == base.SystemGroup && g.Voter:
+				systemVoters++
+			case !g.Voter && g.Damage == "" && shouldVote[g.Replica][g.Group]:
+				out = append(out, fmt.Sprintf("replica %s of %s is no voter yet: it is being rebuilt", g.Replica, g.Group))
+			}
+		}
+	}
+	members := 0
+	for _, node := range s.Topology.Nodes {
+		if node.State == string(meta.NodeMember) {
+			members++
+		}
+	}
+	if want := min(members-len(s.Unreachable), maxSystemVoters); systemVoters < want {
+		out = append(out, fmt.Sprintf("the system group has %d voters that can be reached, not %d: one is being rebuilt", systemVoters, want))
+	}
 	return out
 }
 

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -57,4 +58,19 @@ func (n *Node) StoreFamilies(g base.GroupID) ([]engine.FamilyID, error) {
 	}
 	defer release()
 	return slices.Sorted(maps.Keys(store.Families())), nil
+}
+
+// CountsAsVoter says whether this node, asked whether a replica may be given up,
+// would count the one on another node as healthy.
+func (n *Node) CountsAsVoter(ctx context.Context, g base.GroupID, node base.NodeID) bool {
+	v, err := n.metaView()
+	if err != nil {
+		return false
+	}
+	for _, r := range v.Shard(g).Replicas {
+		if r.Node == node {
+			return n.votes(ctx, g, r)
+		}
+	}
+	return false
 }

@@ -55,8 +55,9 @@ func (n *Node) reportDamage() {
 	}
 }
 
-// othersAreQuorum asks the other voters of the record whether they live under
-// their recorded ids.
+// othersAreQuorum asks the other voters of the record whether they vote under
+// their recorded ids. One that is being rebuilt itself is in the record and
+// answers, but does not vote yet and may hold nothing: it does not count.
 func (n *Node) othersAreQuorum(ctx context.Context, v *meta.View, d damageReport) error {
 	rec := v.Shard(d.Group)
 	if rec == nil {
@@ -68,13 +69,7 @@ func (n *Node) othersAreQuorum(ctx context.Context, v *meta.View, d damageReport
 			continue
 		}
 		voters++
-		if r.Node == d.Node {
-			continue
-		}
-		pctx, cancel := context.WithTimeout(ctx, 2*n.opts.ElectionTimeout)
-		a, err := n.poller.Poll(pctx, r.Node, d.Group)
-		cancel()
-		if err == nil && a.Known && a.Replica == r.ReplicaID {
+		if r.Node != d.Node && n.votes(ctx, d.Group, r) {
 			healthy++
 		}
 	}
@@ -83,6 +78,20 @@ func (n *Node) othersAreQuorum(ctx context.Context, v *meta.View, d damageReport
 			Hint: fmt.Sprintf("only %d of %d voters are healthy; the damaged replica is kept until the others are a quorum", healthy, voters)}
 	}
 	return nil
+}
+
+// votes asks a node whether its replica of a group is undamaged and a voter.
+func (n *Node) votes(ctx context.Context, g base.GroupID, r meta.Replica) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*n.opts.ElectionTimeout)
+	defer cancel()
+	raw, err := n.transport.Call(ctx, r.Node, methodStatus, nil)
+	var st NodeStatus
+	if err != nil || json.Unmarshal(raw, &st) != nil {
+		return false
+	}
+	return slices.ContainsFunc(st.Groups, func(s GroupStatus) bool {
+		return s.Group == g && s.Replica == r.ReplicaID && s.Voter && s.Damage == "" && s.State != "stopped"
+	})
 }
 
 // replaceReplica gives a damaged replica the next generation, as a learner that
