@@ -100,7 +100,7 @@ func TestRoundTripAndGolden(t *testing.T) {
 		t.Errorf("complete %v, header %+v", h.Complete, h.Header)
 	}
 	equalOps(t, h.Ops, r.History().Ops)
-	if err := Validate(h.Ops); err != nil {
+	if err := Validate(h.All()); err != nil {
 		t.Error(err)
 	}
 	if got := strings.Join(h.Workloads(), " "); got != "list register" {
@@ -131,7 +131,7 @@ func TestTruncatedAtEveryOffset(t *testing.T) {
 		if h.Complete || len(h.Ops) > len(all) {
 			t.Fatalf("cut at %d: complete %v, %d operations", n, h.Complete, len(h.Ops))
 		}
-		if err := Validate(h.Ops); err != nil {
+		if err := Validate(h.All()); err != nil {
 			t.Fatalf("cut at %d: %v", n, err)
 		}
 	}
@@ -220,7 +220,7 @@ func TestValidate(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if err := Validate(c.ops); (err == nil) != c.good || (err != nil && !errors.Is(err, base.ErrInvalid)) {
+			if err := Validate((&History{Ops: c.ops}).All()); (err == nil) != c.good || (err != nil && !errors.Is(err, base.ErrInvalid)) {
 				t.Error(err)
 			}
 		})
@@ -296,7 +296,7 @@ func TestConcurrentRecorder(t *testing.T) {
 		t.Fatal(err)
 	}
 	equalOps(t, h.Ops, r.History().Ops)
-	if err := Validate(h.Ops); err != nil || len(h.Ops) != 4000 {
+	if err := Validate(h.All()); err != nil || len(h.Ops) != 4000 {
 		t.Errorf("%d operations: %v", len(h.Ops), err)
 	}
 }

@@ -1,9 +1,10 @@
 package history
 
 import (
+	"cmp"
 	"fmt"
 	"math"
-	"sort"
+	"slices"
 
 	"github.com/keelstate/keelstate/internal/base"
 )
@@ -150,15 +151,23 @@ func (h *History) Workloads() []string {
 			names = append(names, w)
 		}
 	}
-	sort.Strings(names)
+	slices.Sort(names)
 	return names
+}
+
+// All returns pointers to the operations, as the checkers want them.
+func (h *History) All() []*Op {
+	all := make([]*Op, len(h.Ops))
+	for i := range h.Ops {
+		all[i] = &h.Ops[i]
+	}
+	return all
 }
 
 // Validate checks what every checker relies on: times and outcomes agree (JH2)
 // and each process does one thing at a time (JH5). Ops may be of any order.
-func Validate(ops []Op) error {
-	for i := range ops {
-		o := &ops[i]
+func Validate(ops []*Op) error {
+	for _, o := range ops {
 		switch {
 		case o.Outcome == Unknown && o.Return != Never:
 			return invalid("operation %d has an unknown outcome and a time of return", o.ID)
@@ -168,22 +177,12 @@ func Validate(ops []Op) error {
 			return invalid("operation %d returns before it begins", o.ID)
 		}
 	}
-	order := make([]int32, len(ops))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	sort.Slice(order, func(a, b int) bool {
-		x, y := &ops[order[a]], &ops[order[b]]
-		if x.Process != y.Process {
-			return x.Process < y.Process
-		}
-		if x.Invoke != y.Invoke {
-			return x.Invoke < y.Invoke
-		}
-		return x.ID < y.ID
+	order := slices.Clone(ops)
+	slices.SortFunc(order, func(x, y *Op) int {
+		return cmp.Or(cmp.Compare(x.Process, y.Process), cmp.Compare(x.Invoke, y.Invoke), cmp.Compare(x.ID, y.ID))
 	})
 	for i := 1; i < len(order); i++ {
-		x, y := &ops[order[i-1]], &ops[order[i]]
+		x, y := order[i-1], order[i]
 		if x.Process == y.Process && x.Return > y.Invoke {
 			return invalid("process %d begins operation %d while %d is open", x.Process, y.ID, x.ID)
 		}

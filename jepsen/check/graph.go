@@ -1,0 +1,233 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/keelstate/keelstate/jepsen/history"
+)
+
+// edgeKind says why one operation comes before another.
+type edgeKind uint8
+
+const (
+	edgeWW   edgeKind = iota // its write is overwritten or followed by the other's
+	edgeWR                   // the other saw its write
+	edgeRW                   // it did not see the other's write
+	edgeTime                 // it ended before the other began
+	edgeLink                 // to or from a helper node, which says nothing
+)
+
+func (k edgeKind) String() string {
+	return [...]string{"is followed by the write of", "is seen by", "did not see", "ended before", ""}[k]
+}
+
+type edge struct {
+	from, to int32
+	kind     edgeKind
+}
+
+// graph holds what must come before what. Nodes below len(ops) are operations,
+// the others helpers that stand for many edges. A cycle is a contradiction.
+type graph struct {
+	ops   []*history.Op
+	nodes int32
+	edges []edge
+	first []int32 // of each node in edges, once sorted; one longer than nodes
+}
+
+func newGraph(ops []*history.Op) *graph {
+	g := &graph{ops: ops, nodes: int32(len(ops))}
+	g.realTime()
+	return g
+}
+
+func (g *graph) node() int32 {
+	g.nodes++
+	return g.nodes - 1
+}
+
+func (g *graph) add(from, to int32, kind edgeKind) {
+	if from != to {
+		g.edges = append(g.edges, edge{from, to, kind})
+	}
+}
+
+// realTime links what ended to all that began later, through a chain of
+// helpers, one for each end.
+func (g *graph) realTime() {
+	begin := make([]int32, len(g.ops))
+	for i := range begin {
+		begin[i] = int32(i)
+	}
+	end := slices.DeleteFunc(slices.Clone(begin), func(i int32) bool { return g.ops[i].Return == history.Never })
+	slices.SortFunc(begin, func(a, b int32) int { return cmp.Compare(g.ops[a].Invoke, g.ops[b].Invoke) })
+	slices.SortFunc(end, func(a, b int32) int { return cmp.Compare(g.ops[a].Return, g.ops[b].Return) })
+	last, next := int32(-1), 0
+	for _, i := range begin {
+		for ; next < len(end) && g.ops[end[next]].Return < g.ops[i].Invoke; next++ {
+			h := g.node()
+			g.add(end[next], h, edgeTime)
+			if last >= 0 {
+				g.add(last, h, edgeLink)
+			}
+			last = h
+		}
+		if last >= 0 {
+			g.add(last, i, edgeLink)
+		}
+	}
+}
+
+// index sorts the edges by their start.
+func (g *graph) index() {
+	slices.SortFunc(g.edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
+	g.first = make([]int32, g.nodes+1)
+	for _, e := range g.edges {
+		g.first[e.from+1]++
+	}
+	for i := range g.nodes {
+		g.first[i+1] += g.first[i]
+	}
+}
+
+func (g *graph) out(n int32) []edge { return g.edges[g.first[n]:g.first[n+1]] }
+
+// cycles returns a short cycle of each of at most most strongly connected
+// components that have one.
+func (g *graph) cycles(most int) [][]edge {
+	g.index()
+	component := g.components()
+	members := map[int32]int32{} // component: a member that is an operation
+	size := map[int32]int{}
+	for n, c := range component {
+		size[c]++
+		if _, ok := members[c]; !ok && n < len(g.ops) {
+			members[c] = int32(n)
+		}
+	}
+	var found [][]edge
+	var ids []int32
+	for c, n := range size {
+		if n > 1 {
+			ids = append(ids, c)
+		}
+	}
+	slices.Sort(ids)
+	for _, c := range ids {
+		if len(found) == most {
+			break
+		}
+		found = append(found, g.shortest(members[c], component))
+	}
+	return found
+}
+
+// components is Tarjan's algorithm with a stack of its own.
+func (g *graph) components() []int32 {
+	const unseen = math.MaxInt32
+	component := make([]int32, g.nodes)
+	low := make([]int32, g.nodes)
+	at := make([]int32, g.nodes) // next edge
+	for i := range low {
+		low[i], component[i], at[i] = unseen, -1, g.first[i]
+	}
+	var calls, stack []int32
+	order := make([]int32, g.nodes)
+	var counter, count int32
+	for root := range g.nodes {
+		if low[root] != unseen {
+			continue
+		}
+		calls = append(calls, root)
+		for len(calls) > 0 {
+			n := calls[len(calls)-1]
+			if low[n] == unseen {
+				low[n], order[n] = counter, counter
+				counter++
+				stack = append(stack, n)
+			}
+			if at[n] < g.first[n+1] {
+				to := g.edges[at[n]].to
+				switch {
+				case low[to] == unseen:
+					calls = append(calls, to) // and look at this edge again
+					continue
+				case component[to] < 0:
+					low[n] = min(low[n], low[to])
+				}
+				at[n]++
+				continue
+			}
+			calls = calls[:len(calls)-1]
+			if low[n] != order[n] {
+				continue
+			}
+			for {
+				m := stack[len(stack)-1]
+				stack = stack[:len(stack)-1]
+				component[m] = count
+				if m == n {
+					break
+				}
+			}
+			count++
+		}
+	}
+	return component
+}
+
+// shortest is a shortest cycle through a node within its component.
+func (g *graph) shortest(start int32, component []int32) []edge {
+	from := map[int32]edge{}
+	queue := []int32{start}
+	for len(queue) > 0 {
+		n := queue[0]
+		queue = queue[1:]
+		for _, e := range g.out(n) {
+			if component[e.to] != component[start] {
+				continue
+			}
+			if _, ok := from[e.to]; ok {
+				continue
+			}
+			from[e.to] = e
+			if e.to == start {
+				var cycle []edge
+				for at := start; ; {
+					cycle = append(cycle, from[at])
+					if at = from[at].from; at == start {
+						slices.Reverse(cycle)
+						return cycle
+					}
+				}
+			}
+			queue = append(queue, e.to)
+		}
+	}
+	return nil
+}
+
+// describe tells a cycle by its operations.
+func (g *graph) describe(cycle []edge) ([]int64, string) {
+	var ids []int64
+	var b strings.Builder
+	kind := edgeLink
+	for _, e := range cycle {
+		if int(e.from) < len(g.ops) {
+			ids = append(ids, g.ops[e.from].ID)
+			fmt.Fprintf(&b, "\n  %v", g.ops[e.from])
+		}
+		if e.kind != edgeLink {
+			kind = e.kind
+		}
+		if int(e.to) < len(g.ops) {
+			fmt.Fprintf(&b, "\n    %v #%d", kind, g.ops[e.to].ID)
+			kind = edgeLink
+		}
+	}
+	return ids, b.String()
+}
