@@ -8,6 +8,8 @@ set -eu
 
 # The C++ compiler, the storage engine, and what it is linked with.
 packages="g++ librocksdb-dev libsnappy-dev liblz4-dev libzstd-dev zlib1g-dev libbz2-dev $*"
+# What the chaos harness makes hosts and faults with; it can only as root.
+[ "$(id -u)" -ne 0 ] || packages="$packages iproute2 nftables e2fsprogs"
 
 if ! command -v go >/dev/null 2>&1; then
     echo "deps: Go is missing; go.mod says which version is needed" >&2

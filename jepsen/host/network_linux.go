@@ -1,0 +1,204 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Client is the name of the harness's own host in faults of the network.
+const Client = "client"
+
+// netnsDir is where the ip command keeps namespaces.
+const netnsDir = "/run/netns"
+
+// guardMetric marks the routes that keep packets on the machine (HO3).
+const guardMetric = "42424242"
+
+// Network is a bridge with one namespace per node, and the faults in it.
+type Network struct {
+	run    string // keelj-PID-SERIAL
+	short  string // begins the names of links, which are at most 15 bytes long
+	subnet string // a.b.c
+	hosts  map[string]string
+	order  []string
+
+	mu struct {
+		sync.Mutex
+		last   int
+		faults map[int]*netFault
+		limits map[string]bool
+		slow   *slowLinks
+	}
+}
+
+func (n *Network) bridge() string          { return n.short + "br" }
+func (n *Network) veth(host string) string { return n.short + host }
+func (n *Network) ns(host string) string   { return n.run + "-" + host }
+func (n *Network) nsPath(host string) string {
+	return filepath.Join(netnsDir, n.ns(host))
+}
+
+// Address is a host's IP address.
+func (n *Network) Address(host string) string { return n.hosts[host] }
+
+// newNetwork makes the bridge and the namespaces of hosts.
+func newNetwork(runName string, serial int, hosts []string) (*Network, error) {
+	n := &Network{run: runName, short: "k" + strconv.FormatInt(int64(os.Getpid()), 36) + "x" + strconv.FormatInt(int64(serial), 36),
+		hosts: make(map[string]string), order: append([]string{Client}, hosts...)}
+	n.mu.faults, n.mu.limits = make(map[int]*netFault), make(map[string]bool)
+	if err := n.claim(); err != nil {
+		return nil, err
+	}
+	if err := n.build(hosts); err != nil {
+		return nil, errors.Join(err, n.close())
+	}
+	return n, nil
+}
+
+// claim finds a subnet that nobody uses. The route that keeps its packets from
+// leaving the machine is also the mark that it is taken.
+func (n *Network) claim() error {
+	var last error
+	for range 50 {
+		n.subnet = fmt.Sprintf("10.%d.%d", 200+rand.IntN(50), rand.IntN(256))
+		if there, err := output("", "ip", "route", "show", "root", n.subnet+".0/24"); err != nil || there != "" {
+			last = errors.Join(err, errors.New("every subnet that was tried is in use"))
+			continue
+		}
+		if last = run("", "ip", "route", "add", "unreachable", n.subnet+".0/24", "metric", guardMetric); last == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("finding a subnet: %w", last)
+}
+
+func (n *Network) build(hosts []string) error {
+	n.hosts[Client] = n.subnet + ".1"
+	var root strings.Builder
+	fmt.Fprintf(&root, "link add %[1]s type bridge forward_delay 0\naddr add %[2]s/24 dev %[1]s\nlink set %[1]s up\n", n.bridge(), n.hosts[Client])
+	for i, host := range hosts {
+		n.hosts[host] = fmt.Sprintf("%s.%d", n.subnet, 11+i)
+		fmt.Fprintf(&root, "netns add %[1]s\nlink add %[2]s type veth peer name eth0 netns %[1]s\nlink set %[2]s master %[3]s up\n",
+			n.ns(host), n.veth(host), n.bridge())
+	}
+	if err := run(root.String(), "ip", "-batch", "-"); err != nil {
+		return err
+	}
+	for _, host := range hosts {
+		inside := fmt.Sprintf("addr add %s/24 dev eth0\nlink set eth0 up\nlink set lo up\n", n.hosts[host])
+		if err := run(inside, "ip", "-n", n.ns(host), "-batch", "-"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inside returns a command line that runs in a host's namespace and keeps the
+// mounts of the harness, as `ip netns exec` would not.
+func (n *Network) inside(host string, argv ...string) []string {
+	if host == Client {
+		return argv
+	}
+	return append([]string{"nsenter", "--net=" + n.nsPath(host), "--"}, argv...)
+}
+
+// close removes everything; the guarding route goes last (HO3).
+func (n *Network) close() error {
+	err := n.Clear()
+	n.mu.Lock()
+	if n.mu.slow != nil {
+		n.mu.slow.close()
+		n.mu.slow = nil
+	}
+	n.mu.Unlock()
+	for _, host := range n.order[1:] {
+		err = errors.Join(err, removeLink(n.veth(host)), removeNetns(n.ns(host)))
+	}
+	err = errors.Join(err, removeLink(n.bridge()))
+	return errors.Join(err, run("", "ip", "route", "del", "unreachable", n.subnet+".0/24", "metric", guardMetric))
+}
+
+func removeLink(name string) error {
+	if _, err := os.Stat("/sys/class/net/" + name); err != nil {
+		return nil
+	}
+	err := run("", "ip", "link", "del", name)
+	if err != nil && strings.Contains(err.Error(), "Cannot find device") {
+		return nil
+	}
+	return err
+}
+
+func removeNetns(name string) error {
+	if _, err := os.Stat(filepath.Join(netnsDir, name)); err != nil {
+		return nil
+	}
+	return run("", "ip", "netns", "del", name)
+}
+
+// sweepNetwork removes what dead harnesses left.
+func sweepNetwork() (swept []string, err error) {
+	entries, readErr := os.ReadDir(netnsDir)
+	if readErr != nil {
+		return nil, nil // there was never a namespace
+	}
+	for _, e := range entries {
+		if !ofDead(e.Name()) {
+			continue
+		}
+		err = errors.Join(err, removeNetns(e.Name()))
+		swept = append(swept, "namespace "+e.Name())
+	}
+	links, linkErr := os.ReadDir("/sys/class/net")
+	err = errors.Join(err, linkErr)
+	for _, l := range links {
+		pid, ok := linkOwner(l.Name())
+		if !ok || !ofDead(fmt.Sprintf("%s%d-0", namePrefix, pid)) {
+			continue
+		}
+		err = errors.Join(err, removeLink(l.Name()))
+		swept = append(swept, "link "+l.Name())
+	}
+	return swept, errors.Join(err, sweepRoutes())
+}
+
+// linkOwner reads the process number out of a link's name.
+func linkOwner(name string) (int, bool) {
+	rest, ok := strings.CutPrefix(name, "k")
+	if !ok {
+		return 0, false
+	}
+	digits, _, ok := strings.Cut(rest, "x")
+	if !ok {
+		return 0, false
+	}
+	pid, err := strconv.ParseInt(digits, 36, 32)
+	return int(pid), err == nil && pid > 1
+}
+
+// sweepRoutes removes guarding routes whose bridge is gone.
+func sweepRoutes() error {
+	routes, err := output("", "ip", "-o", "route", "show", "type", "unreachable")
+	if err != nil {
+		return nil // no ip command: then there are no routes of ours
+	}
+	for _, line := range strings.Split(routes, "\n") {
+		fields := strings.Fields(line)
+		if len(fields) < 2 || !strings.Contains(line, "metric "+guardMetric) {
+			continue
+		}
+		if there, err := output("", "ip", "route", "show", "root", fields[1], "scope", "link"); err != nil || there != "" {
+			continue
+		}
+		if e := run("", "ip", "route", "del", "unreachable", fields[1], "metric", guardMetric); e != nil {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
