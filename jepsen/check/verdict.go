@@ -93,7 +93,7 @@ type Checker interface {
 
 // Checkers returns one of each.
 func Checkers() []Checker {
-	return []Checker{Register{}, Counter{}, List{}}
+	return []Checker{Register{}, Counter{}, List{}, Map{}, Bank{}, Session{}}
 }
 
 // For returns the checker of a workload.

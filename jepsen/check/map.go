@@ -1,0 +1,369 @@
+package check
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+
+	"github.com/keelstate/keelstate/jepsen/history"
+)
+
+// Map checks maps with entries that many put, remove, get and scan. A scan sees
+// one instant. It looks for contradictions between who saw what and who ended
+// before whom, in maps of any size; and where a map has at most mapSlots user
+// keys it searches an order of all operations, which finds all that is wrong.
+type Map struct{}
+
+// Name is "map".
+func (Map) Name() string { return "map" }
+
+// Check judges.
+func (Map) Check(ops []*history.Op, o Options) Result {
+	return check("map", ops, o, func(j *judge) {
+		g := newGraph(ops)
+		at := make(map[*history.Op]int32, len(ops))
+		for n, op := range ops {
+			at[op] = int32(n)
+		}
+		keys, by := byKey(ops)
+		var small []string
+		var parts [][]event
+		for _, key := range keys {
+			m := j.mapOf(key, by[key])
+			if m.unfit {
+				continue
+			}
+			m.edges(g, at)
+			if len(m.slots) <= mapSlots {
+				small, parts = append(small, key), append(parts, m.events())
+			}
+		}
+		if j.late("reading maps") {
+			return
+		}
+		if !j.failed() {
+			for _, cycle := range g.cycles(5) {
+				ids, text := g.describe(cycle)
+				j.fail(g.ops[firstOp(g, cycle)].Key, ids, "the operations contradict each other:%s", text)
+			}
+		}
+		if j.failed() {
+			return
+		}
+		if n := len(keys) - len(small); n > 0 {
+			j.note("no order was searched for %d maps of more than %d user keys", n, mapSlots)
+		}
+		j.linearizable(mapModel(), small, parts)
+	})
+}
+
+func firstOp(g *graph, cycle []edge) int32 {
+	for _, e := range cycle {
+		if int(e.from) < len(g.ops) {
+			return e.from
+		}
+	}
+	return 0
+}
+
+// mapSlots is how many user keys a state of the search holds.
+const mapSlots = 16
+
+// mapState holds the number of each slot's value; 0 is absent.
+type mapState [mapSlots]int32
+
+// seenValue is what an operation saw of one slot.
+type seenValue struct {
+	slot  int
+	value int32 // 0 is absent
+}
+
+// mapIn is an operation on a map.
+type mapIn struct {
+	write bool
+	scan  bool
+	slot  int      // of what is not a scan
+	value int32    // what a write leaves, 0 for a removal
+	all   mapState // what a read saw
+}
+
+// mapOps is one map: its operations in order of Invoke, and the numbers of its
+// user keys and values.
+type mapOps struct {
+	key    string
+	ops    []*history.Op
+	slots  map[int64]int
+	values map[int64]int32 // of puts; value 0 is kept for "absent"
+	puts   []*history.Op   // of each value; 0 is nil
+	inputs []mapInput
+	unfit  bool // a value was put twice
+}
+
+// mapInput is an operation translated: what it wrote or saw.
+type mapInput struct {
+	op    *history.Op
+	write bool
+	slot  int
+	value int32
+	saw   []seenValue // a get one, a scan every slot that was present
+	scan  bool
+}
+
+func (m *mapOps) slot(userKey int64) int {
+	n, ok := m.slots[userKey]
+	if !ok {
+		n = len(m.slots)
+		m.slots[userKey] = n
+	}
+	return n
+}
+
+func (j *judge) mapOf(key string, ops []*history.Op) *mapOps {
+	m := &mapOps{key: key, slots: map[int64]int{}, values: map[int64]int32{}, puts: []*history.Op{nil}}
+	m.ops = slices.Clone(ops)
+	slices.SortFunc(m.ops, func(a, b *history.Op) int { return cmp.Or(cmp.Compare(a.Invoke, b.Invoke), cmp.Compare(a.ID, b.ID)) })
+	for _, op := range m.ops { // first all puts, so that reads know them
+		if op.F != "put" || len(op.Arg) != 2 {
+			continue
+		}
+		if n, twice := m.values[op.Arg[1]]; twice {
+			j.undecided(key, []int64{m.puts[n].ID, op.ID}, "the workload puts %d twice", op.Arg[1])
+			m.unfit = true
+			continue
+		}
+		m.slot(op.Arg[0])
+		m.values[op.Arg[1]] = int32(len(m.puts))
+		m.puts = append(m.puts, op)
+	}
+	for _, op := range m.ops {
+		read := op.F == "get" || op.F == "scan"
+		switch {
+		case op.Outcome == history.Fail, op.Open() && read:
+		case op.F == "put" && len(op.Arg) == 2:
+			m.inputs = append(m.inputs, mapInput{op: op, write: true, slot: m.slot(op.Arg[0]), value: m.values[op.Arg[1]]})
+		case op.F == "remove" && len(op.Arg) == 1:
+			m.inputs = append(m.inputs, mapInput{op: op, write: true, slot: m.slot(op.Arg[0])})
+		case op.F == "get" && len(op.Arg) == 1 && len(op.Result) <= 1:
+			in := mapInput{op: op, saw: []seenValue{{slot: m.slot(op.Arg[0])}}}
+			if len(op.Result) == 1 {
+				in.saw[0].value = j.mapValue(m, op, op.Arg[0], op.Result[0])
+			}
+			m.inputs = append(m.inputs, in)
+		case op.F == "scan" && len(op.Result)%2 == 0:
+			m.inputs = append(m.inputs, j.mapScan(m, op))
+		default:
+			j.malformed(op)
+		}
+	}
+	return m
+}
+
+func (j *judge) mapScan(m *mapOps, op *history.Op) mapInput {
+	in := mapInput{op: op, scan: true}
+	seen := map[int64]bool{}
+	for k := 0; k < len(op.Result); k += 2 {
+		userKey, v := op.Result[k], op.Result[k+1]
+		if seen[userKey] {
+			j.fail(m.key, []int64{op.ID}, "a scan has user key %d twice: %v", userKey, op)
+		}
+		seen[userKey] = true
+		in.saw = append(in.saw, seenValue{slot: m.slot(userKey), value: j.mapValue(m, op, userKey, v)})
+	}
+	return in
+}
+
+// mapValue is the number of a value that was read, 0 if that is impossible,
+// which is noted.
+func (j *judge) mapValue(m *mapOps, op *history.Op, userKey, v int64) int32 {
+	n, ok := m.values[v]
+	switch {
+	case !ok:
+		j.fail(m.key, []int64{op.ID}, "value %d was never put: %v", v, op)
+		return 0
+	case m.puts[n].Arg[0] != userKey:
+		j.fail(m.key, []int64{m.puts[n].ID, op.ID}, "value %d is under user key %d and was put under another: %v", v, userKey, m.puts[n])
+		return 0
+	case m.puts[n].Outcome == history.Fail:
+		j.fail(m.key, []int64{m.puts[n].ID, op.ID}, "value %d is seen, and its put failed: %v", v, m.puts[n])
+		return 0
+	}
+	return n
+}
+
+// slotWrites are the writes of one slot by Invoke, and for each a helper that
+// comes before it and all later ones.
+type slotWrites struct {
+	writes  []mapInput
+	chain   []int32
+	removes bool
+}
+
+// edges adds what the reads of a map say. A reader of a value comes after its
+// put and before every write of the entry that began after the put had ended,
+// since such a write follows the put in any order. A reader of nothing comes
+// before all writes of an entry that nobody removes.
+func (m *mapOps) edges(g *graph, at map[*history.Op]int32) {
+	slots := make([]slotWrites, len(m.slots))
+	for _, in := range m.inputs {
+		if in.write {
+			s := &slots[in.slot]
+			s.writes, s.removes = append(s.writes, in), s.removes || in.value == 0
+		}
+	}
+	applied := m.seenPuts()
+	for k := range slots {
+		s := &slots[k]
+		s.chain = make([]int32, len(s.writes)+1)
+		for n := range s.chain {
+			s.chain[n] = g.node()
+		}
+		for n, w := range s.writes {
+			g.add(s.chain[n], s.chain[n+1], edgeLink)
+			if w.op.Outcome == history.OK || applied[w.value] {
+				g.add(s.chain[n], at[w.op], edgeLink)
+			}
+		}
+	}
+	saw := make([]int32, len(m.slots)) // by a scan, which says something about every slot
+	for _, in := range m.inputs {
+		if in.write {
+			continue
+		}
+		reader := at[in.op]
+		if in.scan {
+			clear(saw)
+			for _, v := range in.saw {
+				saw[v.slot] = v.value
+			}
+			for slot := range saw {
+				m.readEdges(g, at, &slots[slot], reader, saw[slot])
+			}
+			continue
+		}
+		m.readEdges(g, at, &slots[in.saw[0].slot], reader, in.saw[0].value)
+	}
+}
+
+// seenPuts are the values that were seen: their puts took effect.
+func (m *mapOps) seenPuts() []bool {
+	seen := make([]bool, len(m.puts))
+	for _, in := range m.inputs {
+		for _, v := range in.saw {
+			seen[v.value] = true
+		}
+	}
+	seen[0] = false // "absent" is nobody's value
+	return seen
+}
+
+func (m *mapOps) readEdges(g *graph, at map[*history.Op]int32, s *slotWrites, reader, value int32) {
+	if value == 0 {
+		if !s.removes {
+			g.add(reader, s.chain[0], edgeRW)
+		}
+		return
+	}
+	put := m.puts[value]
+	g.add(at[put], reader, edgeWR)
+	if put.Return != history.Never {
+		after := sort.Search(len(s.writes), func(n int) bool { return s.writes[n].op.Invoke > put.Return })
+		g.add(reader, s.chain[after], edgeRW)
+	}
+}
+
+// events are those of a search. An open put that was seen had taken effect by
+// the end of the first that saw it; one that nobody saw is left out, and so is
+// an open removal if nobody found its entry absent since: nothing can stand
+// between it and the next write of the entry.
+func (m *mapOps) events() []event {
+	first := make([]int64, len(m.puts)) // end of the first that saw it
+	absent := make([]int64, mapSlots)   // end of the last that found it absent
+	for k := range first {
+		first[k] = history.Never
+	}
+	for k := range absent {
+		absent[k] = -1
+	}
+	var all mapState
+	for _, in := range m.inputs {
+		if in.write {
+			continue
+		}
+		in.state(&all)
+		for _, v := range in.saw {
+			first[v.value] = min(first[v.value], in.op.Return)
+		}
+		for slot := range m.slotsSeen(in) {
+			if all[slot] == 0 {
+				absent[slot] = max(absent[slot], in.op.Return)
+			}
+		}
+	}
+	events := make([]event, 0, len(m.inputs))
+	for _, in := range m.inputs {
+		e := event{op: in.op, ret: in.op.Return}
+		i := &mapIn{write: in.write, slot: in.slot, value: in.value, scan: in.scan}
+		switch {
+		case !in.write:
+			in.state(&i.all)
+			if !in.scan {
+				i.slot = in.saw[0].slot
+			}
+		case !in.op.Open():
+		case in.value == 0 && absent[in.slot] < in.op.Invoke:
+			continue
+		case in.value != 0 && first[in.value] == history.Never:
+			continue
+		case in.value != 0 && first[in.value] >= in.op.Invoke:
+			e.ret = first[in.value]
+		}
+		e.in = i
+		events = append(events, e)
+	}
+	return events
+}
+
+// state fills what a read saw.
+func (in *mapInput) state(s *mapState) {
+	*s = mapState{}
+	for _, v := range in.saw {
+		s[v.slot] = v.value
+	}
+}
+
+// slotsSeen are the slots that a read says something about.
+func (m *mapOps) slotsSeen(in mapInput) func(func(int) bool) {
+	return func(yield func(int) bool) {
+		if !in.scan {
+			yield(in.saw[0].slot)
+			return
+		}
+		for slot := range len(m.slots) {
+			if !yield(slot) {
+				return
+			}
+		}
+	}
+}
+
+func mapModel() model {
+	return model{
+		init: mapState{},
+		step: func(state, in any) (bool, any) {
+			s, i := state.(mapState), in.(*mapIn)
+			switch {
+			case i.scan:
+				return s == i.all, state
+			case !i.write:
+				return s[i.slot] == i.all[i.slot], state
+			}
+			s[i.slot] = i.value
+			return true, s
+		},
+		open: func(in any) (any, bool) { return in, in.(*mapIn).write },
+		pins: func(in any) (any, bool) {
+			i := in.(*mapIn)
+			return i.all, i.scan
+		},
+	}
+}
