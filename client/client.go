@@ -94,9 +94,15 @@ func (c *Client) Ready(ctx context.Context) error {
 	}
 }
 
+// farewell is the longest that Close tells the cluster goodbye: a session that it
+// could not end runs out by its lease.
+const farewell = 2 * time.Second
+
 // Close ends the session and every goroutine of the client. Open calls end with
-// an error that says what is known of them. The context bounds the farewell to
-// the cluster, not the rest.
+// an error that says what is known of them. The farewell to the cluster takes two
+// seconds at most, and no longer than the context; if no node answers in that
+// time, Close returns an error, and the session runs out by its lease. The client
+// is closed in any case.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if c.mu.closed {
@@ -108,10 +114,12 @@ func (c *Client) Close(ctx context.Context) error {
 	var err error
 	if s != nil {
 		s.end(newError(ErrClosed, OutcomeNotApplied, ""))
-		err = c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		bye, cancel := context.WithTimeout(ctx, farewell)
+		err = c.Call(bye, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 			_, err := keelstatepb.NewClusterClient(conn).CloseSession(ctx, &keelstatepb.CloseSessionRequest{Id: s.id})
 			return err
 		})
+		cancel()
 	}
 	c.mu.Lock()
 	c.mu.closed = true
