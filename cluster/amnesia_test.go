@@ -13,6 +13,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/testcluster"
@@ -279,4 +280,70 @@ func TestFounderWithoutItsLogDoesNotFoundAgain(t *testing.T) {
 	if reply, err := k.Node(0).Init(initCtx(t, time.Second), k.Spec()); err == nil && reply.Phase == "done" {
 		t.Fatalf("founded again: %+v", reply)
 	}
+}
+
+// R3, B08: an older copy of the log is put back at one of the two replicas that
+// hold an acknowledged write, and a crash stops its exchange. The node does not
+// follow the copy afterwards, so the third replica is not elected without the
+// write.
+func TestOlderLogAfterACrashElectsNobodyWithoutAnAcknowledgedWrite(t *testing.T) {
+	k := newKit(t, testcluster.Options{Nodes: 5, Replication: 3})
+	k.mustWrite(k.put("k", "first"))
+	a := k.Leader(1)
+	var shard, rest []int
+	for i := range 5 {
+		switch {
+		case i == a:
+		case k.generation(i) > 0:
+			shard = append(shard, i)
+		default:
+			rest = append(rest, i)
+		}
+	}
+	b, c := shard[0], shard[1]
+	id := func(i int) string { return string(testcluster.ID(i)) }
+	for _, i := range shard {
+		k.Eventually("the follower has the first write", func() error { return k.level(i) })
+	}
+	k.Stop(b)
+	saved := t.TempDir()
+	copyDir(t, k.Dir(b), saved)
+	k.Start(b)
+	k.WaitReady()
+	if now := k.Leader(1); now != a {
+		if _, err := k.Node(now).TransferLeader(k.ctx(), 1, testcluster.ID(a)); err != nil {
+			t.Fatal(err)
+		}
+		k.Eventually("the first leader leads again", func() error {
+			if !k.Node(a).Leads(1) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	k.Net.Isolate(id(c), id(a), id(b))
+	k.seq++
+	if res := k.submit(a, k.request(k.seq, k.put("k", "acknowledged"))); res.Err != nil {
+		t.Fatalf("the write of {a, b}: %v", res.Err)
+	}
+	k.Stop(b)
+	replace(t, filepath.Join(k.Dir(b), "raftlog"), filepath.Join(saved, "raftlog"))
+	if err := cluster.ForgetRaftLog(k.Dir(b), testcluster.ID(b), "mem"); err != nil {
+		t.Fatal(err)
+	}
+	k.Net.Isolate(id(a), id(b), id(c), id(rest[0]), id(rest[1]))
+	k.Net.Heal(id(b), id(c))
+	k.Start(b)
+	k.nobodyLeads(1500*time.Millisecond, 1, b, c)
+	k.Net.HealAll()
+	k.WaitReady()
+	if got := k.value("k"); got != "acknowledged" {
+		t.Fatalf("the value is %q", got)
+	}
+	k.Eventually("the node with the old log is a voter under a new id", func() error {
+		if gen := k.generation(b); gen < 2 {
+			return fmt.Errorf("generation %d", gen)
+		}
+		return k.votes(b)
+	})
 }

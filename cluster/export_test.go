@@ -74,3 +74,15 @@ func (n *Node) CountsAsVoter(ctx context.Context, g base.GroupID, node base.Node
 	}
 	return false
 }
+
+// ForgetRaftLog leaves a directory as a crash leaves it that comes right after
+// the node has noted that its next Raft log is a new one.
+func ForgetRaftLog(dir string, node base.NodeID, engine string) error {
+	id, err := openIdentity(dir, node, engine)
+	if err != nil {
+		return err
+	}
+	n := &Node{opts: Options{DataDir: dir}}
+	n.mu.identity = *id
+	return n.forgetLog()
+}

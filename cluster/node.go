@@ -11,6 +11,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,6 +54,7 @@ type Node struct {
 	poller    *transport.Poller
 	started   time.Time
 	fatalOnce sync.Once
+	rename    func(from, to string) error // os.Rename; a seam for tests
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -86,7 +88,7 @@ func New(o Options) (*Node, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now()}
+	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now(), rename: os.Rename}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.replicas = map[base.GroupID]*replica{}
 	n.mu.rejoins = map[base.NodeID]uint64{}
@@ -159,11 +161,8 @@ func (n *Node) openLog() error {
 	}
 	log, boots, err := n.tryLog(dir, opts)
 	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) {
-		aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
-		n.logger.Error("the raft log cannot be trusted; it is kept aside and every replica of this node is rebuilt from its peers",
-			"error", err, "kept", aside)
-		if rerr := errors.Join(n.forgetLog(), os.Rename(dir, aside), syncDir(n.opts.DataDir)); rerr != nil {
-			return fmt.Errorf("keeping the raft log aside: %w", rerr)
+		if aerr := n.keepLogAside(dir, err); aerr != nil {
+			return aerr
 		}
 		log, boots, err = n.tryLog(dir, opts)
 	}
@@ -182,6 +181,23 @@ func (n *Node) openLog() error {
 	return id.save(n.opts.DataDir)
 }
 
+// keepLogAside puts a log that must not be followed out of the way, durably,
+// before the node forgets it: a crash or an error in between leaves a log that
+// is expected and gone (expectNewLog), never one that is there and not known.
+func (n *Node) keepLogAside(dir string, why error) error {
+	aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixMilli())
+	n.logger.Error("the raft log cannot be trusted; it is kept aside and every replica of this node is rebuilt from its peers",
+		"error", why, "kept", aside)
+	if err := n.rename(dir, aside); err != nil {
+		return &base.Error{Cause: base.ErrDamaged, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
+			"%s cannot be trusted (%v) nor renamed (%v); if it is a mount point, move what is in it elsewhere, then start the node again: it is rebuilt from its peers", dir, why, err)}
+	}
+	if err := syncDir(n.opts.DataDir); err != nil {
+		return fmt.Errorf("keeping the raft log aside: %w", err)
+	}
+	return n.forgetLog()
+}
+
 // expectNewLog notes that the log is gone before a new one is made, so that a
 // crash between leaves no log that the node does not know.
 func (n *Node) expectNewLog(dir string) error {
@@ -192,7 +208,8 @@ func (n *Node) expectNewLog(dir string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("looking for the raft log: %w", err)
 	}
-	if len(names) > 0 {
+	// A file system that is mounted here alone may have its own directory.
+	if len(names) > 0 && !slices.Equal(names, []string{"lost+found"}) {
 		return nil
 	}
 	n.logger.Error("this node's raft log is gone; every replica is rebuilt from its peers")
@@ -224,8 +241,9 @@ func (n *Node) tryLog(dir string, opts raftlog.Options) (*raftlog.Log, uint64, e
 		return nil, 0, errors.Join(fmt.Errorf("reading the raft log: %w", err), log.Close())
 	}
 	switch {
-	case id.RaftLog == "":
-	case id.RaftLog != log.ID():
+	case id.RaftLog == "" && !holdsGroups(log):
+		// A new log, whose making a crash may have cut short.
+	case id.RaftLog != "" && id.RaftLog != log.ID():
 		err = &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
 			"%s is not this node's raft log (it is %s, not %s); put the right one back, or remove it to have the node rebuilt from its peers", dir, log.ID(), id.RaftLog)}
 		return nil, 0, errors.Join(err, log.Close())
@@ -234,6 +252,11 @@ func (n *Node) tryLog(dir string, opts raftlog.Options) (*raftlog.Log, uint64, e
 		return nil, 0, errors.Join(err, log.Close())
 	}
 	return log, boots, nil
+}
+
+// holdsGroups says whether promises of any replica are in the log.
+func holdsGroups(log *raftlog.Log) bool {
+	return slices.ContainsFunc(log.Groups(), func(g raftlog.GroupState) bool { return g.ID != bootGroup })
 }
 
 func (n *Node) openTransport() error {
