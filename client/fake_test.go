@@ -43,6 +43,7 @@ type fake struct {
 	leader   int
 	epoch    uint64
 	revision uint64
+	founding bool // there are no shards yet
 	// incarnation is the cluster's; knows has the nodes whose answers to a
 	// single question for the topology stay at an older revision.
 	incarnation uint64
@@ -77,12 +78,16 @@ type fakeNode struct {
 	server   *grpc.Server
 }
 
-func newFake(t *testing.T, nodes int) *fake {
+// newFake starts a fake cluster; admin, if given, is the Admin service of every node.
+func newFake(t *testing.T, nodes int, admin ...keelstatepb.AdminServer) *fake {
 	f := &fake{t: t, epoch: 1, revision: 1, sessions: make(map[uint64]*fakeSession), changed: make(chan struct{})}
 	for i := range nodes {
 		n := &fakeNode{fake: f, index: i, listener: bufconn.Listen(1 << 20), server: grpc.NewServer()}
 		keelstatepb.RegisterStateServer(n.server, n)
 		keelstatepb.RegisterClusterServer(n.server, n)
+		for _, a := range admin {
+			keelstatepb.RegisterAdminServer(n.server, a)
+		}
 		f.nodes = append(f.nodes, n)
 		go func() { _ = n.server.Serve(n.listener) }() // ends at Stop
 		t.Cleanup(n.server.Stop)
@@ -126,7 +131,9 @@ func (f *fake) topologyLocked() *keelstatepb.Topology {
 		t.Nodes = append(t.Nodes, &keelstatepb.Node{Id: fakeID(i), GrpcAddress: fakeAddress(i), State: "member"})
 		s.Replicas = append(s.Replicas, &keelstatepb.Replica{Node: fakeID(i), Voter: true})
 	}
-	t.Shards = []*keelstatepb.Shard{s}
+	if !f.founding {
+		t.Shards = []*keelstatepb.Shard{s}
+	}
 	return t
 }
 

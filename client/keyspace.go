@@ -13,6 +13,7 @@ import (
 )
 
 var (
+	codeNotReady       = base.ErrNotReady.Reason
 	codeUnavailable    = base.ErrUnavailable.Reason
 	codeOutcomeUnknown = base.ErrOutcomeUnknown.Reason
 	codeDeadline       = base.ErrDeadline.Reason

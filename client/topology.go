@@ -2,6 +2,7 @@ package keel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ type topology struct {
 	cluster     string
 	incarnation uint64
 	revision    uint64
-	table       *keygroup.Table
+	table       *keygroup.Table   // nil while the cluster is being founded: there are no shards yet
 	addresses   map[string]string // node id -> gRPC address
 	replicas    map[uint64][]string
 	hints       map[uint64]string // shard -> leader's node id
@@ -49,6 +50,9 @@ func newTopology(t *keelstatepb.Topology) (*topology, error) {
 		}
 		out.hints[s.GetId()] = s.GetLeaderHint()
 	}
+	if len(entries) == 0 {
+		return out, nil
+	}
 	var err error
 	out.table, err = keygroup.NewTable(int(t.GetKeyGroups()), base.Revision(t.GetRevision()), entries)
 	if err != nil {
@@ -58,7 +62,7 @@ func newTopology(t *keelstatepb.Topology) (*topology, error) {
 }
 
 // learn takes a topology in. An older one only refreshes leader hints; one of
-// another cluster is refused.
+// another cluster is refused, and so is one without shards, as ErrNotReady.
 func (c *Client) learn(raw *keelstatepb.Topology) error {
 	t, err := newTopology(raw)
 	if err != nil {
@@ -78,6 +82,13 @@ func (c *Client) learn(raw *keelstatepb.Topology) error {
 	if old != nil && old.cluster != t.cluster {
 		e := newError(ErrIdentity, OutcomeNotApplied, fmt.Sprintf("the client belongs to cluster %s, the node to %s", old.cluster, t.cluster))
 		c.mu.lastErr = e
+		return e
+	}
+	if t.table == nil {
+		e := newError(ErrNotReady, OutcomeNotApplied, "the cluster is being founded")
+		if asked := c.mu.lastErr; asked == nil || asError(asked).Code != e.Code { // an older one may name the phase
+			c.mu.lastErr = e
+		}
 		return e
 	}
 	c.mu.lastErr = nil
@@ -152,7 +163,7 @@ func (c *Client) watch(address string) (got bool, err error) {
 		}
 	}
 	if status.Code(err) != codes.Unimplemented {
-		return got, err
+		return got, n.founding(ctx, err)
 	}
 	for {
 		t, err := api.GetTopology(ctx, &keelstatepb.GetTopologyRequest{})
@@ -160,13 +171,46 @@ func (c *Client) watch(address string) (got bool, err error) {
 			err = c.learn(t)
 		}
 		if err != nil {
-			return got, err
+			return got, n.founding(ctx, err)
 		}
 		got = true
 		if !pause(ctx, pollInterval) {
 			return got, ctx.Err()
 		}
 	}
+}
+
+// foundOperation is the kind of the operation that founds a cluster.
+const foundOperation = "found"
+
+// phasePatience bounds the question how far a founding is.
+const phasePatience = time.Second
+
+// founding adds to the error of a topology without shards how far the founding
+// is and what it waits for, if the node knows.
+func (n *node) founding(ctx context.Context, err error) error {
+	var e *Error // learn's own, a node's is a status
+	if !errors.As(err, &e) || e.Code != codeNotReady {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, phasePatience)
+	defer cancel()
+	resp, opErr := keelstatepb.NewAdminClient(n.conn).ListOperations(ctx, &keelstatepb.ListOperationsRequest{})
+	if opErr != nil {
+		return err
+	}
+	for _, o := range resp.GetOperations() {
+		if o.GetKind() != foundOperation || o.GetDone() {
+			continue
+		}
+		more := *e
+		more.Hint += fmt.Sprintf(" (phase %s)", o.GetPhase())
+		if o.GetError() != "" {
+			more.Hint += ": " + o.GetError()
+		}
+		return &more
+	}
+	return err
 }
 
 // refresh asks for the topology besides the watch, in the background, after a
