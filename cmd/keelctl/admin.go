@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -171,10 +172,15 @@ func healthy(s *keelstatepb.StatusResponse) bool {
 	return s.GetHealthy() && len(s.GetUnreachable()) == 0 && len(s.GetProblems()) == 0
 }
 
+// problems are those of the status, and every node that did not answer and is
+// not named by one of them.
 func problems(s *keelstatepb.StatusResponse) []string {
 	out := append([]string(nil), s.GetProblems()...)
 	for _, u := range s.GetUnreachable() {
-		out = append(out, fmt.Sprintf("node %s is unreachable: %s", u.GetId(), u.GetError()))
+		subject := fmt.Sprintf("node %s ", u.GetId())
+		if !slices.ContainsFunc(s.GetProblems(), func(p string) bool { return strings.HasPrefix(p, subject) }) {
+			out = append(out, fmt.Sprintf("%sis unreachable: %s", subject, u.GetError()))
+		}
 	}
 	if len(out) == 0 && !s.GetHealthy() {
 		out = append(out, "a node reports it")

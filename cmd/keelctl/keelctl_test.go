@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
 )
 
@@ -279,6 +280,41 @@ func TestStatusNamesTheUnreachable(t *testing.T) {
 	}
 	if !strings.Contains(stderr, "n3") {
 		t.Fatalf("stderr does not name the node: %s", stderr)
+	}
+	named := 0
+	for _, p := range status.Problems {
+		if strings.HasPrefix(p, "node n3 ") {
+			named++
+		}
+	}
+	if named != 1 {
+		t.Errorf("the node is named %d times: %q", named, status.Problems)
+	}
+}
+
+// KX4: whatever a node says of its problems, each unreachable member is named,
+// and once.
+func TestProblemsNameEachUnreachableOnce(t *testing.T) {
+	gone := func(ids ...string) (out []*keelstatepb.UnreachableNode) {
+		for _, id := range ids {
+			out = append(out, &keelstatepb.UnreachableNode{Id: id, Error: "refused"})
+		}
+		return out
+	}
+	for name, tc := range map[string]struct {
+		status *keelstatepb.StatusResponse
+		want   []string
+	}{
+		"healthy":             {&keelstatepb.StatusResponse{Healthy: true}, nil},
+		"named by the status": {&keelstatepb.StatusResponse{Unreachable: gone("n1"), Problems: []string{"node n1 cannot be reached: x"}}, []string{"node n1 cannot be reached: x"}},
+		"named by nobody":     {&keelstatepb.StatusResponse{Healthy: true, Unreachable: gone("n1")}, []string{"node n1 is unreachable: refused"}},
+		"another is named": {&keelstatepb.StatusResponse{Unreachable: gone("n1", "n10"), Problems: []string{"node n10 cannot be reached: x"}},
+			[]string{"node n10 cannot be reached: x", "node n1 is unreachable: refused"}},
+		"no reason": {&keelstatepb.StatusResponse{}, []string{"a node reports it"}},
+	} {
+		if got := problems(tc.status); !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
 	}
 }
 
