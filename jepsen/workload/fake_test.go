@@ -1,0 +1,273 @@
+package workload
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/jepsen/history"
+)
+
+// fake is a cluster in memory. It loses requests and answers, says so as the
+// product does, and has faults of its own to be caught.
+type fake struct {
+	mu    sync.Mutex
+	rng   *rand.Rand
+	lossy int    // one request in so many fails, one is unknown
+	fault string // a defect, see the tests
+	hits  int    // how often the defect showed
+	delay time.Duration
+
+	values map[string]int64
+	sums   map[string]int64
+	lists  map[string][]int64
+	old    map[string][]int64 // lists as they were before the last append
+	maps   map[string]map[int64]int64
+	late   []func()
+}
+
+func newFake(seed uint64, lossy int, fault string) *fake {
+	return &fake{rng: rand.New(rand.NewPCG(seed, 3)), lossy: lossy, fault: fault, delay: 200 * time.Microsecond,
+		values: map[string]int64{}, sums: map[string]int64{}, lists: map[string][]int64{}, old: map[string][]int64{}, maps: map[string]map[int64]int64{}}
+}
+
+func (f *fake) client() Client {
+	return Client{fakeRegisters{f}, fakeCounters{f}, fakeLists{f}, fakeMaps{f}, fakeBanks{f}, fakeSessions{f}}
+}
+
+var (
+	errRefused = keel.NewError(keel.ErrNotLeader, keel.OutcomeNotApplied, "", "")
+	errTimeout = keel.NewError(keel.ErrDeadline, keel.OutcomeUnknown, "", "")
+)
+
+// bad says whether a defect shows now: one time in twenty.
+func (f *fake) bad(fault string) bool {
+	if f.fault != fault || f.rng.IntN(20) > 0 {
+		return false
+	}
+	f.hits++
+	return true
+}
+
+// run runs one request as a network would have it.
+func (f *fake) run(apply func() error) error {
+	wait := func() {
+		f.mu.Lock()
+		d := time.Duration(f.rng.Int64N(int64(f.delay)))
+		f.mu.Unlock()
+		<-time.After(d)
+	}
+	wait()
+	defer wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.late) > 0 && f.rng.IntN(4) == 0 { // what timed out takes effect late
+		f.late[0]()
+		f.late = f.late[1:]
+	}
+	if f.lossy > 0 {
+		switch f.rng.IntN(f.lossy) {
+		case 0:
+			return errRefused
+		case 1:
+			switch f.rng.IntN(3) {
+			case 0:
+				_ = apply() // the answer is lost
+			case 1:
+				f.late = append(f.late, func() { _ = apply() })
+			}
+			return errTimeout
+		}
+	}
+	return apply()
+}
+
+type fakeRegisters struct{ *fake }
+
+func (f fakeRegisters) Read(_ context.Context, key string) (v int64, found bool, err error) {
+	err = f.run(func() error { v, found = f.values[key]; return nil })
+	return v, found, err
+}
+
+func (f fakeRegisters) Write(_ context.Context, key string, v int64) error {
+	return f.run(func() error {
+		if !f.bad("a write is lost") {
+			f.values[key] = v
+		}
+		return nil
+	})
+}
+
+func (f fakeRegisters) CompareAndSet(_ context.Context, key string, old, v int64) (done bool, err error) {
+	err = f.run(func() error {
+		if now, ok := f.values[key]; (ok && now == old) || f.bad("a comparison is skipped") {
+			f.values[key], done = v, true
+		}
+		return nil
+	})
+	return done, err
+}
+
+func (f fakeRegisters) Create(_ context.Context, key string, v int64) (done bool, err error) {
+	err = f.run(func() error {
+		if _, ok := f.values[key]; !ok {
+			f.values[key], done = v, true
+		}
+		return nil
+	})
+	return done, err
+}
+
+func (f fakeRegisters) Clear(_ context.Context, key string) error {
+	return f.run(func() error { delete(f.values, key); return nil })
+}
+
+type fakeCounters struct{ *fake }
+
+func (f fakeCounters) Add(_ context.Context, key string, delta int64) error {
+	return f.run(func() error {
+		f.sums[key] += delta
+		if f.bad("an add is applied twice") {
+			f.sums[key] += delta
+		}
+		return nil
+	})
+}
+
+func (f fakeCounters) Sum(_ context.Context, key string) (v int64, found bool, err error) {
+	err = f.run(func() error { v, found = f.sums[key]; return nil })
+	return v, found, err
+}
+
+type fakeLists struct{ *fake }
+
+func (f fakeLists) Append(_ context.Context, parts []history.Part) error {
+	return f.run(func() error {
+		if len(parts) > 1 && f.bad("half of an append is lost") {
+			parts = parts[:1]
+		}
+		for _, p := range parts {
+			f.old[p.Key] = f.lists[p.Key]
+			f.lists[p.Key] = append(slices.Clone(f.lists[p.Key]), p.Arg...)
+		}
+		return nil
+	})
+}
+
+func (f fakeLists) Read(_ context.Context, key string) (v []int64, err error) {
+	err = f.run(func() error {
+		v = f.lists[key]
+		if f.bad("a read is stale") {
+			v = f.old[key]
+		}
+		return nil
+	})
+	return v, err
+}
+
+type fakeMaps struct{ *fake }
+
+func (f fakeMaps) change(key string, do func(m map[int64]int64)) error {
+	return f.run(func() error {
+		if f.maps[key] == nil {
+			f.maps[key] = map[int64]int64{}
+		}
+		do(f.maps[key])
+		return nil
+	})
+}
+
+func (f fakeMaps) Put(_ context.Context, key string, userKey, v int64) error {
+	return f.change(key, func(m map[int64]int64) { m[userKey] = v })
+}
+
+func (f fakeMaps) Remove(_ context.Context, key string, userKey int64) error {
+	return f.change(key, func(m map[int64]int64) { delete(m, userKey) })
+}
+
+func (f fakeMaps) Get(_ context.Context, key string, userKey int64) (v int64, found bool, err error) {
+	err = f.run(func() error { v, found = f.maps[key][userKey]; return nil })
+	return v, found, err
+}
+
+func (f fakeMaps) Scan(_ context.Context, key string) (out []int64, err error) {
+	err = f.run(func() error {
+		skip := f.bad("a scan misses an entry")
+		for k, v := range f.maps[key] {
+			if skip {
+				skip = false
+				continue
+			}
+			out = append(out, k, v)
+		}
+		return nil
+	})
+	return out, err
+}
+
+type fakeBanks struct{ *fake }
+
+func (f fakeBanks) Open(_ context.Context, key string, accounts, balance int64) error {
+	return f.run(func() error {
+		f.lists[key] = append([]int64{0}, slices.Repeat([]int64{balance}, int(accounts))...)
+		return nil
+	})
+}
+
+func (f fakeBanks) Transfer(_ context.Context, key string, id, from, to, amount int64) error {
+	return f.run(func() error {
+		b := slices.Clone(f.lists[key])
+		if b[1+from] < amount {
+			return keel.NewError(keel.ErrPrecondition, keel.OutcomeNotApplied, "", "")
+		}
+		b[0] = id
+		b[1+from] -= amount
+		if !f.bad("half of a transfer is lost") {
+			b[1+to] += amount
+		}
+		f.lists[key] = b
+		return nil
+	})
+}
+
+func (f fakeBanks) Read(_ context.Context, key string) (v []int64, err error) {
+	err = f.run(func() error { v = f.lists[key]; return nil })
+	return v, err
+}
+
+type fakeSessions struct{ *fake }
+
+// Append takes effect at once, so that the order is that of the starts; only
+// the answer is waited for.
+func (f fakeSessions) Append(_ context.Context, key string, session, n int64) func() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	apply := func() { f.lists[key] = append(slices.Clone(f.lists[key]), session, n) }
+	if f.lossy > 0 {
+		switch f.rng.IntN(f.lossy) {
+		case 0:
+			return func() error { return errRefused }
+		case 1:
+			if f.rng.IntN(2) == 0 {
+				apply()
+			}
+			return func() error { return errTimeout }
+		}
+	}
+	if apply(); f.bad("a retry is applied again") {
+		apply()
+	}
+	d := time.Duration(f.rng.Int64N(int64(f.delay)))
+	return func() error {
+		<-time.After(d)
+		return nil
+	}
+}
+
+func (f fakeSessions) Read(_ context.Context, key string) (v []int64, err error) {
+	err = f.run(func() error { v = f.lists[key]; return nil })
+	return v, err
+}

@@ -1,0 +1,192 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/history"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+}
+
+// drive runs workloads for a while and returns the history, read again from
+// its file.
+func drive(t *testing.T, ws []Workload, clients []Client, workers int, d time.Duration, while func()) *history.History {
+	t.Helper()
+	var file bytes.Buffer
+	rec, err := history.NewRecorder(&file, history.Header{Seed: 1}, history.Options{Forget: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range ws {
+		if err := w.Setup(t.Context(), clients, rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Drive(ctx, ws, workers)
+	}()
+	while()
+	<-done
+	ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, w := range ws {
+		if err := w.Final(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := rec.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := history.Read(&file, history.ReadOptions{})
+	if err != nil || !h.Complete {
+		t.Fatalf("complete %v: %v", h != nil && h.Complete, err)
+	}
+	return h
+}
+
+func judge(t *testing.T, h *history.History, want check.Verdict) {
+	t.Helper()
+	for _, res := range check.Judge(h, check.Options{Limit: 30 * time.Second}) {
+		if res.Verdict != want {
+			t.Errorf("%s: %v, want %v: %s", res.Name, res.Verdict, want, res.Text)
+		}
+	}
+}
+
+func fakeClients(f *fake) []Client { return []Client{f.client(), f.client()} }
+
+// All workloads over an honest cluster that loses requests and answers pass.
+func TestHonestCluster(t *testing.T) {
+	f := newFake(1, 20, "")
+	ws := All(Config{Keys: 3, OpsPerKey: 150, Rate: 3000})
+	h := drive(t, ws, fakeClients(f), 4, 1500*time.Millisecond, func() {})
+	judge(t, h, check.Pass)
+	count := map[string][3]int{}
+	for _, op := range h.Ops {
+		c := count[op.Workload]
+		c[op.Outcome]++
+		count[op.Workload] = c
+	}
+	if len(count) != len(ws) {
+		t.Errorf("workloads in the history: %v", count)
+	}
+	for w, c := range count {
+		if c[history.Unknown] == 0 || c[history.OK] < 100 || c[history.Fail] == 0 {
+			t.Errorf("%s: %d unknown, %d ok, %d failed", w, c[history.Unknown], c[history.OK], c[history.Fail])
+		}
+	}
+}
+
+// Each defect is caught by the workload that is there for it.
+func TestDefects(t *testing.T) {
+	for fault, name := range map[string]string{
+		"a write is lost":            "register",
+		"a comparison is skipped":    "register",
+		"an add is applied twice":    "counter",
+		"half of an append is lost":  "list",
+		"a read is stale":            "list",
+		"a scan misses an entry":     "map",
+		"half of a transfer is lost": "bank",
+		"a retry is applied again":   "session",
+	} {
+		t.Run(fault, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(2, 30, fault)
+			w, ok := New(name, Config{Keys: 2, Rate: 2000})
+			if !ok {
+				t.Fatal("no such workload")
+			}
+			h := drive(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond, func() {})
+			if f.hits == 0 {
+				t.Fatal("the defect did not show")
+			}
+			judge(t, h, check.Fail)
+		})
+	}
+}
+
+// JW1.
+func TestDoneOf(t *testing.T) {
+	keelError := func(o keel.Outcome) error {
+		return fmt.Errorf("wrapped: %w", keel.NewError(keel.ErrUnavailable, o, "", ""))
+	}
+	one := []int64{1}
+	cases := map[string]struct {
+		result []int64
+		err    error
+		write  bool
+		want   history.Outcome
+	}{
+		"ok":                       {one, nil, false, history.OK},
+		"write, not applied":       {nil, keelError(keel.OutcomeNotApplied), true, history.Fail},
+		"write, unknown":           {nil, keelError(keel.OutcomeUnknown), true, history.Unknown},
+		"write, applied":           {nil, keelError(keel.OutcomeApplied), true, history.OK},
+		"compare and set, applied": {one, keelError(keel.OutcomeApplied), true, history.Unknown},
+		"write, another error":     {nil, errors.New("what"), true, history.Unknown},
+		"write, deadline":          {nil, context.DeadlineExceeded, true, history.Unknown},
+		"read, unknown":            {one, keelError(keel.OutcomeUnknown), false, history.Fail},
+		"read, another error":      {one, errors.New("what"), false, history.Fail},
+	}
+	for name, c := range cases {
+		d := DoneOf(c.result, c.err, c.write)
+		if d.Outcome != c.want || (c.err != nil && (d.Result != nil || d.Code == "")) {
+			t.Errorf("%s: %+v, want %v", name, d, c.want)
+		}
+	}
+}
+
+// JW3, JW4: the rate holds whatever the errors, and keys give way.
+func TestRateAndKeys(t *testing.T) {
+	f := newFake(3, 2, "") // everything fails or is unknown
+	f.delay = time.Nanosecond
+	w := NewRegister(Config{Keys: 2, OpsPerKey: 10, Rate: 200})
+	rec, err := history.NewRecorder(nil, history.Header{}, history.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Setup(t.Context(), fakeClients(f), rec); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	Drive(ctx, []Workload{w}, 8)
+	if n := rec.Count(); n < 20 || n > 120 {
+		t.Errorf("%d operations in half a second at 200/s", n)
+	}
+	per := map[string]int{}
+	for _, op := range rec.History().Ops {
+		per[op.Key]++
+	}
+	for key, n := range per {
+		if n > 10 {
+			t.Errorf("key %s has %d operations", key, n)
+		}
+	}
+	// JW5: what nobody can read is told.
+	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := w.Final(ctx); !errors.Is(err, keel.ErrUnavailable) {
+		t.Errorf("Final: %v", err)
+	}
+	if err := (NewRegister(Config{})).Setup(t.Context(), nil, rec); !errors.Is(err, keel.ErrInvalid) {
+		t.Errorf("Setup without clients: %v", err)
+	}
+	if _, ok := New("nothing", Config{}); ok {
+		t.Error("a workload called nothing")
+	}
+}
