@@ -1,10 +1,14 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"slices"
+
+	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
@@ -85,4 +89,55 @@ func ForgetRaftLog(dir string, node base.NodeID, engine string) error {
 	n := &Node{opts: Options{DataDir: dir}}
 	n.mu.identity = *id
 	return n.forgetLog()
+}
+
+// SystemSnapshot takes a snapshot of the system group at its leader and returns
+// what sends it to a node, as a request of this term that was delayed.
+func (n *Node) SystemSnapshot() (send func(to base.NodeID) error, err error) {
+	s := n.system.Load()
+	f := s.raft.Snapshot()
+	if err := f.Error(); err != nil {
+		return nil, err
+	}
+	meta, rc, err := f.Open()
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(rc)
+	if err != nil {
+		return nil, err
+	}
+	term := s.raft.CurrentTerm()
+	return func(to base.NodeID) error {
+		args := &raft.InstallSnapshotRequest{
+			RPCHeader:       raft.RPCHeader{ProtocolVersion: 3, ID: []byte(s.replica), Addr: []byte(n.opts.NodeID)},
+			SnapshotVersion: meta.Version, Term: term, Leader: []byte(n.opts.NodeID), LastLogIndex: meta.Index, LastLogTerm: meta.Term,
+			Configuration: raft.EncodeConfiguration(meta.Configuration), ConfigurationIndex: meta.ConfigurationIndex, Size: int64(len(data))}
+		var resp raft.InstallSnapshotResponse
+		err := s.wire.InstallSnapshot(raft.ServerID(base.MakeReplicaID(to, 1)), raft.ServerAddress(to), args, &resp, bytes.NewReader(data))
+		if err == nil && !resp.Success {
+			err = errors.New("refused")
+		}
+		return err
+	}, nil
+}
+
+// SystemState is the revision of this node's copy of the metadata and the last
+// index of its log.
+func (n *Node) SystemState() (revision base.Revision, last uint64) {
+	s := n.system.Load()
+	last, _ = s.log.LastIndex()
+	return s.store.Snapshot().Revision(), last
+}
+
+// CompactSystem takes a snapshot of this node's copy of the metadata and cuts the
+// log to its end.
+func (n *Node) CompactSystem() error {
+	s := n.system.Load()
+	rc := s.raft.ReloadableConfig()
+	rc.TrailingLogs = 0
+	if err := s.raft.ReloadConfig(rc); err != nil {
+		return err
+	}
+	return s.raft.Snapshot().Error()
 }

@@ -1,11 +1,13 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +56,9 @@ type group struct {
 	// learners holds, under life, the commit index at which this leader first
 	// looked at promoting a learner.
 	learners map[raft.ServerID]uint64
+	// lateness orders the voters that are asked for a confirmation; owned by the
+	// round that runs.
+	lateness map[raft.ServerID]int
 	// ended is closed when raft's goroutines have ended.
 	ended chan struct{}
 
@@ -132,7 +137,8 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 			}
 		}
 	}
-	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare})
+	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare,
+		HasSnapshot: func(m transport.SnapshotMeta) (bool, error) { return g.hasSnapshot(h.snaps, m) }})
 	if err != nil {
 		return fmt.Errorf("starting group %s: %w", g.id, err)
 	}
@@ -155,6 +161,36 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 	g.spawn(func() { g.watchOffice(h.takeOffice) })
 	g.spawn(g.watchLeader)
 	return nil
+}
+
+// hasSnapshot says whether raft must not get a snapshot that a leader sends,
+// because this replica holds what it covers and more: in a snapshot of its own,
+// or in a log that has the last entry, with its term, and entries behind it (the
+// log matching property then says that it has all before). Such a request was
+// delayed on its way, or while its files were fetched.
+func (g *group) hasSnapshot(snaps raft.SnapshotStore, m transport.SnapshotMeta) (bool, error) {
+	if m.Term < g.guard.HighestTerm() {
+		return false, nil // raft refuses it and tells the sender of the newer term
+	}
+	own, err := snaps.List()
+	if err != nil {
+		return false, fmt.Errorf("listing the snapshots of %s: %w", g.id, err)
+	}
+	if len(own) > 0 && m.LastIndex <= own[0].Index {
+		return true, nil
+	}
+	last, err := g.log.LastIndex()
+	if err != nil || last <= m.LastIndex {
+		return false, err
+	}
+	var e raft.Log
+	if err := g.log.GetLog(m.LastIndex, &e); err != nil {
+		if errors.Is(err, raft.ErrLogNotFound) {
+			return false, nil
+		}
+		return false, fmt.Errorf("looking for the end of a snapshot of %s in the log: %w", g.id, err)
+	}
+	return e.Term == m.LastTerm, nil
 }
 
 // spawn runs f, which must end with g.ctx; nothing is begun once the group is
@@ -386,29 +422,60 @@ func (g *group) voters() ([]raft.Server, bool, error) {
 	return voters, self, nil
 }
 
-// askVoters polls the other voters at once and returns how many confirmed, as
-// soon as need have.
+// hedgeAfter is how long a voter may take to confirm before the others are
+// asked too: far above an answer, far below what a reader notices.
+const hedgeAfter = 10 * time.Millisecond
+
+// askVoters polls as many of the other voters as are needed, those first that
+// confirmed last; the others too when one refuses, fails or takes long. It
+// returns how many confirmed, as soon as need have. Only the rounds of the read
+// indexer call it, one at a time.
 func (g *group) askVoters(ctx context.Context, voters []raft.Server, term uint64, need int) int {
 	ctx, cancel := context.WithTimeout(ctx, 2*g.opts.ElectionTimeout)
 	defer cancel()
-	answers := make(chan bool, len(voters))
+	others := slices.DeleteFunc(slices.Clone(voters), func(s raft.Server) bool { return s.ID == raft.ServerID(g.replica) })
+	slices.SortStableFunc(others, func(a, b raft.Server) int { return cmp.Compare(g.lateness[a.ID], g.lateness[b.ID]) })
+	type answer struct {
+		id      raft.ServerID
+		confirm bool
+	}
+	answers := make(chan answer, len(others))
 	asked := 0
-	for _, s := range voters {
-		if s.ID == raft.ServerID(g.replica) {
-			continue
-		}
-		asked++
-		go func() {
-			a, err := g.poll.Poll(ctx, base.NodeID(s.Address), g.id)
-			answers <- err == nil && a.Known && a.Replica == base.ReplicaID(s.ID) && a.Term <= term
-		}()
-	}
-	granted := 0
-	for ; asked > 0 && granted < need; asked-- {
-		if <-answers {
-			granted++
+	ask := func(count int) {
+		for ; asked < min(count, len(others)); asked++ {
+			s := others[asked]
+			go func() {
+				a, err := g.poll.Poll(ctx, base.NodeID(s.Address), g.id)
+				answers <- answer{s.ID, err == nil && a.Known && a.Replica == base.ReplicaID(s.ID) && a.Term <= term}
+			}()
 		}
 	}
+	ask(need)
+	hedge := time.NewTimer(hedgeAfter)
+	defer hedge.Stop()
+	granted, heard := 0, map[raft.ServerID]bool{}
+	for granted < need && len(heard) < len(others) {
+		select {
+		case a := <-answers:
+			heard[a.id] = a.confirm
+			if a.confirm {
+				granted++
+			} else {
+				ask(len(others))
+			}
+		case <-hedge.C:
+			ask(len(others))
+		}
+	}
+	late := map[raft.ServerID]int{}
+	for i, s := range others {
+		if i < asked && !heard[s.ID] {
+			late[s.ID] = 1 // asked in vain, or too slow: not first the next time
+		} else {
+			late[s.ID] = 0
+		}
+	}
+	g.lateness = late
 	return granted
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/testcluster"
+	"github.com/keelstate/keelstate/keygroup"
 )
 
 // B06: what was applied once is not applied again by a restart, from the log
@@ -177,6 +178,48 @@ func TestReplicaWhoseDirectoriesDoNotFitIsRebuilt(t *testing.T) {
 				// A rebuilt replica is a full voter again.
 				k.Eventually("the replica votes again", func() error { return k.votes(f) })
 			})
+		})
+	}
+}
+
+// A snapshot of the system group that was delayed on its way, and is older than
+// what the node has by now, neither puts its metadata back nor cuts entries that
+// it has acknowledged; also when the node's own log is cut past it.
+func TestDelayedSystemSnapshotTakesNothingBack(t *testing.T) {
+	for _, compact := range []bool{false, true} {
+		t.Run(fmt.Sprintf("compacted %v", compact), func(t *testing.T) {
+			k := newKit(t, testcluster.Options{})
+			l := k.Leader(base.SystemGroup)
+			f := (l + 1) % 3
+			send, err := k.Node(l).SystemSnapshot()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 20 {
+				if _, _, _, err := k.Node(l).Declare(k.ctx(), state.Declaration{Keyspace: "kit", Name: fmt.Sprint("x", i), Kind: state.KindValue,
+					KeyType: keygroup.String, ValueType: keygroup.String}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rev, last := k.Node(l).SystemState()
+			k.Eventually("the follower is level", func() error {
+				if r, i := k.Node(f).SystemState(); r < rev || i < last {
+					return fmt.Errorf("revision %d, index %d", r, i)
+				}
+				return nil
+			})
+			if compact {
+				if err := k.Node(f).CompactSystem(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before, end := k.Node(f).SystemState()
+			if err := send(testcluster.ID(f)); err != nil {
+				t.Fatalf("the leader is told %v", err)
+			}
+			if r, i := k.Node(f).SystemState(); r < before || i < end {
+				t.Fatalf("the follower went back from revision %d, index %d to %d, %d", before, end, r, i)
+			}
 		})
 	}
 }

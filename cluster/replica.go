@@ -406,11 +406,11 @@ func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta,
 		return fmt.Errorf("preparing snapshot of %s from %s: it is of group %s birth %x engine %s: %w",
 			r.id, from, manifest.Group, uint64(manifest.Birth), manifest.Engine, base.ErrIdentity)
 	}
-	if have, err := r.holds(m); have || err != nil {
+	if have, err := r.hasSnapshot(r.snaps, m); have || err != nil {
 		if err != nil {
-			return fmt.Errorf("looking for the end of a snapshot of %s in the log: %w", r.id, err)
+			return err
 		}
-		return transport.ErrHaveSnapshot
+		return transport.ErrHaveSnapshot // it would say the same at the hand-over: fetch nothing
 	}
 	defer r.snaps.hold(raw)()
 	var reuse []string
@@ -429,24 +429,6 @@ func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta,
 	}
 	r.logger.Info("fetched a snapshot", "from", string(from), "index", manifest.Index, "files", len(manifest.Files), "took", time.Since(start))
 	return nil
-}
-
-// holds says whether the log has the snapshot's last entry and entries behind
-// it: the log matching property then says that it holds all that the snapshot
-// covers.
-func (r *replica) holds(m transport.SnapshotMeta) (bool, error) {
-	last, err := r.log.LastIndex()
-	if err != nil || last <= m.LastIndex {
-		return false, err
-	}
-	var e raft.Log
-	if err := r.log.GetLog(m.LastIndex, &e); err != nil {
-		if errors.Is(err, raft.ErrLogNotFound) {
-			return false, nil
-		}
-		return false, err
-	}
-	return e.Term == m.LastTerm, nil
 }
 
 // restoreFSM swaps in the snapshot whose manifest Raft hands over; its files

@@ -31,6 +31,13 @@ type GroupOptions struct {
 	// context ends when the group is closed or a newer leader sends other
 	// content.
 	PrepareSnapshot func(ctx context.Context, meta SnapshotMeta, manifest []byte, from base.NodeID) error
+	// HasSnapshot says whether the replica holds what a snapshot covers, and
+	// must keep what it has behind it: raft would put the state machine back and
+	// cut the whole log, with entries that this replica has acknowledged. The
+	// leader is then told success without raft. It is asked right before raft
+	// would get the snapshot, when nothing else can reach raft in between; it
+	// must not block long. Nil: never.
+	HasSnapshot func(meta SnapshotMeta) (bool, error)
 }
 
 // SnapshotMeta describes a snapshot that a leader sends.
@@ -79,6 +86,9 @@ type inbound struct {
 	reader  io.Reader
 	size    int
 	respond func(any, error)
+	// instead, if set, may answer in place of raft, right before raft would get
+	// the request.
+	instead func() (resp any, answered bool, err error)
 }
 
 // Group registers a group and returns its transport. It fails with
@@ -209,6 +219,14 @@ func (g *Group) pump() {
 		}
 		if g.quiet() {
 			continue
+		}
+		if in.instead != nil {
+			if resp, answered, err := in.instead(); answered || err != nil {
+				if !g.quiet() {
+					in.respond(resp, err)
+				}
+				continue
+			}
 		}
 		answer := make(chan raft.RPCResponse, 1)
 		select {

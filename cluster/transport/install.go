@@ -17,11 +17,10 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 )
 
-// ErrHaveSnapshot is what a PrepareSnapshot hook returns when the replica's own
-// log holds the snapshot's last entry, and more. The leader is told success
-// without raft: raft would cut the whole log behind the snapshot, and with it
-// entries that this replica has acknowledged.
-var ErrHaveSnapshot = errors.New("the replica holds the snapshot's last entry and more")
+// ErrHaveSnapshot is what a PrepareSnapshot hook returns when there is nothing
+// to prepare: GroupOptions.HasSnapshot would say so now. The leader is told
+// success without raft.
+var ErrHaveSnapshot = errors.New("the replica holds what the snapshot covers, and more")
 
 // progressTick is how often the receiver of a snapshot tells the sender how
 // far it is.
@@ -160,6 +159,18 @@ func contentKey(m *raft.InstallSnapshotRequest, manifest []byte) [sha256.Size]by
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
+func (g *Group) snapshotMeta(m *raft.InstallSnapshotRequest) SnapshotMeta {
+	return SnapshotMeta{
+		Group: g.id, Term: m.Term, LastIndex: m.LastLogIndex, LastTerm: m.LastLogTerm,
+		Configuration: raft.DecodeConfiguration(m.Configuration), ConfigurationIndex: m.ConfigurationIndex,
+	}
+}
+
+// haveSnapshot is the answer for a snapshot that the replica needs no more.
+func haveSnapshot(m *raft.InstallSnapshotRequest) *raft.InstallSnapshotResponse {
+	return &raft.InstallSnapshotResponse{RPCHeader: m.RPCHeader, Term: m.Term, Success: true}
+}
+
 // join finds or starts the preparation of a content. Another content is
 // refused as busy; if a newer leader sends it, the old preparation is stopped,
 // so that the leader's next try succeeds.
@@ -187,10 +198,7 @@ func (g *Group) join(m *raft.InstallSnapshotRequest, manifest []byte, from base.
 		content: key, term: m.Term, waiters: 1, handed: make(map[uint64]*handOver),
 		cancel: cancel, prepared: make(chan struct{}),
 	}
-	meta := SnapshotMeta{
-		Group: g.id, Term: m.Term, LastIndex: m.LastLogIndex, LastTerm: m.LastLogTerm,
-		Configuration: raft.DecodeConfiguration(m.Configuration), ConfigurationIndex: m.ConfigurationIndex,
-	}
+	meta := g.snapshotMeta(m)
 	if !g.t.spawn(func() { g.prepare(context.WithValue(ctx, progressKey{}, &op.progress), op, meta, manifest, from) }) {
 		cancel()
 		return nil, g.gone()
@@ -226,7 +234,8 @@ func (in *installer) dropLocked(op *installOp) {
 	}
 }
 
-// handToRaft gives a prepared snapshot to raft, once per term.
+// handToRaft gives a prepared snapshot to raft, once per term, unless the replica
+// has got further meanwhile.
 func (g *Group) handToRaft(op *installOp, m *raft.InstallSnapshotRequest, manifest []byte) *handOver {
 	g.install.mu.Lock()
 	h, shared := op.handed[m.Term]
@@ -239,6 +248,16 @@ func (g *Group) handToRaft(op *installOp, m *raft.InstallSnapshotRequest, manife
 		g.enqueue(inbound{
 			cmd: m, reader: bytes.NewReader(manifest), size: len(manifest),
 			respond: func(resp any, err error) { h.resp, h.err = resp, err; close(h.done) },
+			instead: func() (any, bool, error) {
+				if g.opts.HasSnapshot == nil {
+					return nil, false, nil
+				}
+				have, err := g.opts.HasSnapshot(g.snapshotMeta(m))
+				if err != nil {
+					return nil, false, fmt.Errorf("comparing a snapshot of group %s with what the replica has: %w", g.id, err)
+				}
+				return haveSnapshot(m), have, nil
+			},
 		}, false)
 	}
 	return h
@@ -272,7 +291,7 @@ func (c *serverConn) serveInstall(f frame) {
 		err = op.err
 	}
 	if errors.Is(err, ErrHaveSnapshot) && !g.quiet() {
-		c.replyRaft(f, &raft.InstallSnapshotResponse{RPCHeader: m.RPCHeader, Term: m.Term, Success: true}, nil)
+		c.replyRaft(f, haveSnapshot(m), nil)
 		return
 	}
 	if err != nil {

@@ -30,6 +30,7 @@ type installRig struct {
 	overlaps atomic.Int32
 	toRaft   chan string // manifests that raft got
 	tick     atomic.Bool // the hook reports progress while it waits
+	have     atomic.Bool // the replica has got further than any snapshot
 }
 
 func newInstallRig(t *testing.T, change ...func(*Options)) *installRig {
@@ -37,7 +38,13 @@ func newInstallRig(t *testing.T, change ...func(*Options)) *installRig {
 	r := &installRig{net: n, entered: make(chan SnapshotMeta, 10), release: make(chan error), toRaft: make(chan string, 10)}
 	a, b := startNode(t, n, "a", change...), startNode(t, n, "b", change...)
 	r.ga = a.group(t, 7, GroupOptions{Local: "a/1"})
-	r.gb = b.group(t, 7, GroupOptions{Local: "b/1", PrepareSnapshot: r.hook})
+	r.gb = b.group(t, 7, GroupOptions{Local: "b/1", PrepareSnapshot: r.hook,
+		HasSnapshot: func(m SnapshotMeta) (bool, error) {
+			if m.LastIndex == brokenIndex {
+				return false, base.ErrCorrupt
+			}
+			return r.have.Load(), nil
+		}})
 	serve(t, r.gb, func(rpc raft.RPC) {
 		switch rpc.Command.(type) {
 		case *raft.InstallSnapshotRequest:
@@ -50,6 +57,9 @@ func newInstallRig(t *testing.T, change ...func(*Options)) *installRig {
 	})
 	return r
 }
+
+// brokenIndex is that of a snapshot which the rig cannot compare.
+const brokenIndex = 99
 
 func (r *installRig) hook(ctx context.Context, m SnapshotMeta, manifest []byte, from base.NodeID) error {
 	if r.running.Add(1) > 1 {
@@ -116,6 +126,33 @@ func TestInstallPreparesFirst(t *testing.T) {
 	wantIs(t, <-sent, base.ErrCorrupt)
 	if len(r.toRaft) != 0 {
 		t.Fatal("raft got a snapshot that was not prepared")
+	}
+}
+
+// A replica that gets further while a snapshot is prepared, or waits in the
+// queue, keeps what it has: the leader is told success and raft gets nothing.
+func TestInstallLeavesAReplicaAloneThatGotFurther(t *testing.T) {
+	r := newInstallRig(t)
+	sent := r.send(5, 10, "m1")
+	<-r.entered
+	r.have.Store(true)
+	r.release <- nil
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	r.have.Store(false)
+	sent = r.send(5, brokenIndex, "m2")
+	<-r.entered
+	r.release <- nil
+	wantIs(t, <-sent, base.ErrCorrupt)
+	if len(r.toRaft) != 0 {
+		t.Fatal("raft got a snapshot")
+	}
+	sent = r.send(5, 11, "m3")
+	<-r.entered
+	r.release <- nil
+	if err := <-sent; err != nil || len(r.toRaft) != 1 {
+		t.Fatalf("a snapshot that is needed: %v, raft got %d", err, len(r.toRaft))
 	}
 }
 
