@@ -94,7 +94,7 @@ func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterReque
 			phase = resp.GetPhase()
 			a.prose("founding %s: %s", resp.GetOperationId(), phase)
 		}
-		done := phase == "done"
+		done := phase == phaseDone
 		if !done {
 			select {
 			case <-ctx.Done():
@@ -436,33 +436,4 @@ func (a *app) compact(ctx context.Context, id uint64) (record, error) {
 		return err
 	}, slowCall)
 	return record{{name: "shard", value: id}, {name: "bytesBefore", value: resp.GetBytesBefore()}, {name: "bytesAfter", value: resp.GetBytesAfter()}}, err
-}
-
-func (a *app) operationCommand() *cobra.Command {
-	c := &cobra.Command{Use: "operation", Short: "Inspect long operations", Example: "  keelctl operation list"}
-	c.AddCommand(&cobra.Command{
-		Use: "list", Short: "List the operations of the cluster", Args: cobra.NoArgs, Example: "  keelctl operation list -o json",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := a.bounded(cmd.Context())
-			defer cancel()
-			var resp *keelstatepb.ListOperationsResponse
-			err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-				resp, err = keelstatepb.NewAdminClient(conn).ListOperations(ctx, &keelstatepb.ListOperationsRequest{})
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			out := a.list("Operation", "id", "operation", "phase", "done", "error")
-			for _, o := range resp.GetOperations() {
-				if err := out.add(record{{name: "id", value: o.GetId()}, {name: "operation", value: o.GetKind()},
-					{name: "phase", value: o.GetPhase()}, {name: "done", value: o.GetDone()}, {name: "error", value: o.GetError()},
-					{name: "startedMs", value: o.GetStartedMs(), wide: true}, {name: "updatedMs", value: o.GetUpdatedMs(), wide: true}}); err != nil {
-					return err
-				}
-			}
-			return out.end()
-		},
-	})
-	return c
 }

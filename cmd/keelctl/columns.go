@@ -9,10 +9,11 @@ import (
 )
 
 const (
-	writtenColumns = "shard sequence token"
-	valueColumns   = "value null version token"
-	keyColumns     = "key namespace group shard"
-	stateColumns   = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
+	operationColumns = "id operation phase done error startedMs updatedMs"
+	writtenColumns   = "shard sequence token"
+	valueColumns     = "value null version token"
+	keyColumns       = "key namespace group shard"
+	stateColumns     = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
 )
 
 // columns are the keys of what each command prints, by its path without the
@@ -27,7 +28,9 @@ var columns = map[string]string{
 	"shard transfer":    "shard leader",
 	"shard snapshot":    "shard index bytes",
 	"shard compact":     "shard bytesBefore bytesAfter",
-	"operation list":    "id operation phase done error startedMs updatedMs",
+	"operation list":    operationColumns,
+	"operation show":    operationColumns,
+	"operation watch":   operationColumns,
 	"state declare":     stateColumns + " created",
 	"state list":        stateColumns,
 	"state drop":        "keyspace name",

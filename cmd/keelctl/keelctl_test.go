@@ -53,6 +53,7 @@ func leaves(c *cobra.Command) []*cobra.Command {
 // the order in which they have to run.
 var lines = [][]string{
 	{"version"}, {"config", "explain"}, {"cluster", "status"}, {"node", "list"}, {"shard", "list"}, {"operation", "list"},
+	{"operation", "show", "1"}, {"operation", "watch", "1"},
 	{"state", "declare", "k", "v", "--kind", "value", "--value-type", "int64"},
 	{"state", "declare", "k", "l", "--kind", "list"},
 	{"state", "declare", "k", "m", "--kind", "map", "--value-type", "int64"},
@@ -163,7 +164,7 @@ func noteKeys(t *testing.T, printed map[string]map[string]bool, leaf, stdout str
 func readsOnly(line []string) bool {
 	for _, word := range line[:min(2, len(line))] {
 		switch word {
-		case "get", "list", "status", "version", "explain", "entries", "keys", "values", "contains", "is-empty", "scan":
+		case "get", "list", "show", "watch", "status", "version", "explain", "entries", "keys", "values", "contains", "is-empty", "scan":
 			return !slices.Contains([]string{"add", "add-all", "update", "clear"}, line[min(1, len(line)-1)])
 		}
 	}
@@ -247,7 +248,8 @@ func TestExitCodes(t *testing.T) {
 		{exitUsage, "shard hash none"}, {exitUsage, "state list --columns nonsense"}, {exitUsage, "value cas k v 1 --key x"},
 		{exitUsage, "state declare k ttl --kind value --ttl 10s"}, {exitUsage, "state declare k x --kind heap"},
 		{exitNotFound, "value get k v --key absent"}, {exitNotFound, "value get k none --key x"}, {exitNotFound, "state drop k none --yes"},
-		{exitNotFound, "shard hash 99"},
+		{exitNotFound, "shard hash 99"}, {exitNotFound, "operation show 99"}, {exitNotFound, "operation watch 99"},
+		{exitUsage, "operation show one"}, {exitUsage, "operation watch 0"}, {exitUsage, "operation watch"}, {exitDone, "operation watch 01"},
 		{exitRefused, "value cas k v 1 --key x --if-equal 5"}, {exitRefused, "list get k v --key x"},
 		{exitRefused, "state declare k v --kind list"},
 		{exitFailed, "reducing get k r --key x"},

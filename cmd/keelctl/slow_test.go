@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"net"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
 )
@@ -42,23 +39,16 @@ func (s *slowShards) CompactShard(ctx context.Context, _ *keelstatepb.CompactSha
 
 // What takes long on a large shard has one attempt of the whole --timeout.
 func TestOnlyTheTimeoutBoundsWorkOnAShard(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	node := &slowShards{given: make(chan time.Duration, 8)}
-	server := grpc.NewServer()
-	keelstatepb.RegisterAdminServer(server, node)
-	go server.Serve(l)
-	defer server.Stop()
+	on := serveAdmin(t, node)
 	for _, verb := range []string{"hash", "snapshot", "compact"} {
-		if code, _, stderr := keelctl(l.Addr().String(), "shard", verb, "1", "--timeout", "10m"); code != exitDone {
+		if code, _, stderr := keelctl(on, "shard", verb, "1", "--timeout", "10m"); code != exitDone {
 			t.Fatalf("shard %s: exit %d, %s", verb, code, stderr)
 		}
 		if left := <-node.given; left < 9*time.Minute {
 			t.Errorf("shard %s --timeout 10m: the node is given %v", verb, left)
 		}
-		if code, _, stderr := keelctl(l.Addr().String(), "shard", verb, "1", "--timeout", "0"); code != exitDone {
+		if code, _, stderr := keelctl(on, "shard", verb, "1", "--timeout", "0"); code != exitDone {
 			t.Fatalf("shard %s: exit %d, %s", verb, code, stderr)
 		}
 		if left := <-node.given; left != 0 {

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
+)
+
+// The phases that end an operation of any kind.
+const (
+	phaseDone   = "done"
+	phaseFailed = "failed"
+)
+
+func (a *app) operationCommand() *cobra.Command {
+	c := &cobra.Command{Use: "operation", Short: "Inspect and follow long operations", Example: "  keelctl operation list"}
+	c.AddCommand(a.operationList(), a.operationShow(), a.operationWatch())
+	return c
+}
+
+func (a *app) operationList() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the operations of the cluster", Args: cobra.NoArgs, Example: "  keelctl operation list -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			operations, err := a.operations(ctx)
+			if err != nil {
+				return err
+			}
+			out := a.list("Operation", "id", "operation", "phase", "done", "error")
+			for _, o := range operations {
+				if err := out.add(operationRecord(o)); err != nil {
+					return err
+				}
+			}
+			return out.end()
+		},
+	}
+}
+
+func (a *app) operationShow() *cobra.Command {
+	return &cobra.Command{
+		Use: "show ID", Short: "Show one operation", Args: cobra.ExactArgs(1),
+		Example: "  keelctl operation show 1\n  keelctl operation show 1 -o json --columns phase,error",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := operationArg(args[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := a.bounded(cmd.Context())
+			defer cancel()
+			o, err := a.operation(ctx, id)
+			if err != nil {
+				return err
+			}
+			return a.printOne("Operation", operationRecord(o))
+		},
+	}
+}
+
+func (a *app) operationWatch() *cobra.Command {
+	var wait time.Duration
+	c := &cobra.Command{
+		Use: "watch ID", Short: "Follow an operation until it has ended; exit 6 if it failed or is not done in time",
+		Long: `watch follows an operation, whoever started it, until it has ended: its phases and
+what it waits for go to stderr, and the operation as it is at the end to stdout.
+Ending watch does not end the operation.`,
+		Args:    cobra.ExactArgs(1),
+		Example: "  keelctl operation watch 1\n  keelctl operation watch 1 --wait 2m --quiet -o json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := operationArg(args[0])
+			if err != nil {
+				return err
+			}
+			first := a.timeout
+			if !a.given(cmd, "timeout") {
+				a.timeout = 0
+			}
+			a.boundBy(cmd, wait)
+			return a.watch(cmd.Context(), id, first)
+		},
+	}
+	c.Flags().DurationVar(&wait, "wait", 0, "the longest time to wait, 0 for as long as it takes or a --timeout that is given")
+	return c
+}
+
+// watch follows an operation. first bounds the first look, so that an unbounded
+// wait for a cluster that cannot be reached at all is none.
+func (a *app) watch(ctx context.Context, id string, first time.Duration) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	var last *keelstatepb.Operation
+	for {
+		look, done := ctx, context.CancelFunc(func() {})
+		if last == nil && first > 0 {
+			look, done = context.WithTimeout(ctx, first)
+		}
+		o, err := a.operation(look, id)
+		done()
+		switch {
+		case err != nil && (last == nil || ctx.Err() == nil):
+			return err
+		case err == nil:
+			if last == nil || o.GetPhase() != last.GetPhase() || o.GetError() != last.GetError() {
+				a.prose("%s", progress(o))
+			}
+			last = o
+		}
+		if last.GetDone() || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(statusPause):
+		}
+	}
+	if err := a.printOne("Operation", operationRecord(last)); err != nil {
+		return err
+	}
+	switch {
+	case !last.GetDone():
+		return &unhealthy{fmt.Sprintf("the operation goes on; the same command follows it: %s", progress(last))}
+	case last.GetPhase() == phaseFailed:
+		return &unhealthy{progress(last)}
+	}
+	return nil
+}
+
+// progress is an operation in one line.
+func progress(o *keelstatepb.Operation) string {
+	line := fmt.Sprintf("operation %s (%s): %s", o.GetId(), o.GetKind(), o.GetPhase())
+	if o.GetError() != "" {
+		line += ": " + o.GetError()
+	}
+	return line
+}
+
+// operations asks for all operations of the cluster.
+func (a *app) operations(ctx context.Context) ([]*keelstatepb.Operation, error) {
+	var resp *keelstatepb.ListOperationsResponse
+	err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		resp, err = keelstatepb.NewAdminClient(conn).ListOperations(ctx, &keelstatepb.ListOperationsRequest{})
+		return err
+	})
+	return resp.GetOperations(), err
+}
+
+// operation asks for one.
+func (a *app) operation(ctx context.Context, id string) (*keelstatepb.Operation, error) {
+	all, err := a.operations(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
+		if o.GetId() == id {
+			return o, nil
+		}
+	}
+	return nil, keel.NewError(keel.ErrNotFound, keel.OutcomeNotApplied, "operation "+id, "list the operations with: keelctl operation list")
+}
+
+// operationArg reads the id of an operation, a number.
+func operationArg(text string) (string, error) {
+	id, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || id == 0 {
+		return "", usage(fmt.Errorf("%q is not the id of an operation", text))
+	}
+	return strconv.FormatUint(id, 10), nil
+}
+
+func operationRecord(o *keelstatepb.Operation) record {
+	return record{{name: "id", value: o.GetId()}, {name: "operation", value: o.GetKind()},
+		{name: "phase", value: o.GetPhase()}, {name: "done", value: o.GetDone()}, {name: "error", value: o.GetError()},
+		{name: "startedMs", value: o.GetStartedMs(), wide: true}, {name: "updatedMs", value: o.GetUpdatedMs(), wide: true}}
+}
