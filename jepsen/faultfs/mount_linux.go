@@ -208,6 +208,6 @@ func (fs *FS) SyncAll() error { fs.d.syncAll(); return nil }
 // Stats says what the disk holds and did.
 func (fs *FS) Stats() (Stats, error) {
 	d := fs.d
-	return Stats{Capacity: d.capacity.Load(), Used: d.used.Load(), Unsynced: d.unsynced.Load(), Stalled: int(fs.r.stalled.Load()),
+	return Stats{Capacity: d.capacity.Load(), Used: d.used.Load(), Unsynced: d.unsynced.Load(), Rules: int(fs.r.some.Load()), Stalled: int(fs.r.stalled.Load()),
 		Syncs: d.stats.syncs.Load(), Lies: d.stats.lies.Load(), Writebacks: d.stats.writebacks.Load(), Crashes: d.stats.crashes.Load()}, nil
 }

@@ -28,6 +28,8 @@ type Stats struct {
 	Used     int64 `json:"used"`
 	// Unsynced is the memory taken by changes that a crash would undo.
 	Unsynced int64 `json:"unsynced"`
+	// Rules are in force now.
+	Rules int `json:"rules"`
 	// Stalled calls wait now, for a stall or a delay.
 	Stalled    int   `json:"stalled"`
 	Syncs      int64 `json:"syncs"`

@@ -67,7 +67,20 @@ func newDisk(kind DiskKind, dir string, bytes int64) (*Disk, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making a disk of kind %q: %w", kind, err)
 	}
+	if err := d.prepare(); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
 	return d, nil
+}
+
+// prepare makes the empty data directory, for good: that it exists is the
+// operator's business, not the node's.
+func (d *Disk) prepare() error {
+	err := os.MkdirAll(d.DataDir(), 0o755)
+	if err == nil && d.Fault != nil {
+		err = d.Fault.SyncAll()
+	}
+	return err
 }
 
 func (d *Disk) mountExt4(image string, bytes int64) error {

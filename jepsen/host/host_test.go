@@ -209,8 +209,8 @@ func TestProcesses(t *testing.T) {
 		t.Errorf("stopped: %d %v", code, err)
 	}
 	must(t, n.Wipe())
-	if _, err := os.Stat(n.Disk.DataDir()); !os.IsNotExist(err) {
-		t.Errorf("a wiped node has data: %v", err)
+	if files, err := n.Files(); err != nil || len(files) != 0 {
+		t.Errorf("a wiped node has data: %v %v", files, err)
 	}
 	if _, ended := n.Ended(); ended {
 		t.Error("a node that was stopped counts as ended by itself")
@@ -339,7 +339,6 @@ func TestHungDisks(t *testing.T) {
 func TestPowerLoss(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 2, Disk: DiskFault}, CapFuse)
 	n := f.Nodes[0]
-	must(t, n.Disk.Fault.SyncAll())
 	duration(t, order(t, n, 10*time.Second, "write lost 1000")) // without its directory
 	reports, err := f.PowerLoss(f.Nodes, faultfs.DropAll, 1)
 	must(t, err)

@@ -264,10 +264,7 @@ func (n *Node) Wipe() error {
 	if err := os.RemoveAll(n.Disk.DataDir()); err != nil {
 		return err
 	}
-	if n.Disk.Fault != nil {
-		return n.Disk.Fault.SyncAll()
-	}
-	return nil
+	return n.Disk.prepare()
 }
 
 // LogHas says whether the log, over all its processes, has a text.

@@ -1,0 +1,263 @@
+package nemesis
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/host"
+)
+
+// fakeClock remembers what it was told.
+type fakeClock struct{ set map[string]string }
+
+func (c *fakeClock) Set(_ context.Context, n *host.Node, offset time.Duration, ppm int64) error {
+	c.set[n.ID] = fmt.Sprint(offset, ppm)
+	return nil
+}
+
+// newFleet starts a fleet and closes it however the test ends.
+func newFleet(t *testing.T, opts host.Options, needs ...host.Capability) *host.Fleet {
+	t.Helper()
+	if err := host.Detect().Lacks(needs...); err != nil {
+		t.Skipf("SKIPPED, NOT TESTED HERE: %v", err)
+	}
+	opts.Dir = t.TempDir()
+	f, err := host.NewFleet(opts)
+	must(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, n := range f.Nodes {
+				b, _ := os.ReadFile(n.LogFile)
+				t.Logf("the end of the log of %s:\n%s", n.ID, b[max(0, len(b)-3000):])
+			}
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, f.StartAll())
+	return f
+}
+
+func fakeFleet(t *testing.T, opts host.Options, needs ...host.Capability) *host.Fleet {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	t.Setenv("KEELJ_TEST_FAKE", "1")
+	opts.NodeBinary, opts.CtlBinary = self, self
+	f := newFleet(t, opts, needs...)
+	for _, n := range f.Nodes {
+		eventually(t, func() error {
+			info, err := os.Stat(filepath.Join(n.Disk.DataDir(), "log"))
+			if err == nil && info.Size() == 0 {
+				err = errors.New("nothing is written yet")
+			}
+			return err
+		})
+	}
+	return f
+}
+
+// stopped says whether a process stands.
+func stopped(n *host.Node) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.Pid()))
+	return err == nil && strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')')+1:]), " T")
+}
+
+// effective says why a fault that was injected shows no effect, or nil.
+func effective(f *host.Fleet, fault Fault, in *Injection, clock *fakeClock) error {
+	var target *host.Node
+	for _, id := range in.Targets {
+		if n := f.Node(id); n != nil {
+			target = n
+			break
+		}
+	}
+	rules := func(want bool) error {
+		if st, err := target.Disk.Fault.Stats(); err != nil || (st.Rules > 0) != want {
+			return fmt.Errorf("%d rules on the disk: %w", st.Rules, err)
+		}
+		return nil
+	}
+	ok := true
+	switch fault.Kind() {
+	case KindKill, KindRestart, KindPowerLoss, KindBitFlip:
+		ok = !target.Running()
+	case KindPause:
+		ok = stopped(target) || fault.Name() == "freeze-one"
+	case KindPartition, KindOneWay, KindFlap, KindLoss, KindDuplicate, KindDelay, KindReset, KindBandwidth:
+		ok = f.Net.Faults() > 0
+	case KindHungDisk:
+		if target.Disk.Kind == host.DiskFault {
+			st, _ := target.Disk.Fault.Stats()
+			ok = st.Stalled > 0
+		}
+	case KindFsyncError:
+		_, ok = target.Ended()
+	case KindLyingFsync:
+		st, _ := target.Disk.Fault.Stats()
+		ok = st.Lies > 0
+	case KindSlowDisk, KindReadError:
+		if target.Disk.Fault != nil {
+			return rules(true)
+		}
+	case KindFullDisk:
+		if target.Disk.Kind == host.DiskFault {
+			st, _ := target.Disk.Fault.Stats()
+			ok = st.Capacity < 1<<30
+		}
+	case KindClock:
+		ok = clock.set[target.ID] != "0s 0" && clock.set[target.ID] != "0s0"
+	}
+	if !ok {
+		return fmt.Errorf("%s on %v has no effect", fault.Name(), in.Targets)
+	}
+	return nil
+}
+
+// clean says what is left of faults, or nil.
+func clean(f *host.Fleet, clock *fakeClock) error {
+	var left error
+	if f.Net != nil && f.Net.Faults() > 0 {
+		left = fmt.Errorf("%d faults of the network", f.Net.Faults())
+	}
+	for _, n := range f.Nodes {
+		if !n.Running() || stopped(n) {
+			left = errors.Join(left, fmt.Errorf("%s does not run", n.ID))
+		}
+		if n.Disk.Fault != nil {
+			if st, err := n.Disk.Fault.Stats(); err != nil || st.Rules > 0 || st.Capacity < 1<<30 {
+				left = errors.Join(left, fmt.Errorf("the disk of %s: %+v %w", n.ID, st, err))
+			}
+		}
+		if set, ok := clock.set[n.ID]; ok && set != "0s 0" {
+			left = errors.Join(left, fmt.Errorf("the clock of %s: %s", n.ID, set))
+		}
+	}
+	return left
+}
+
+// TestCrashEveryFault injects every fault of the catalogue, twice with other seeds, and
+// looks for its effect, and for what its heal, done twice, leaves (NE1).
+func TestCrashEveryFault(t *testing.T) {
+	for _, disk := range []host.DiskKind{host.DiskFault, host.DiskExt4, host.DiskPlain} {
+		t.Run(string(disk), func(t *testing.T) { everyFault(t, disk) })
+	}
+}
+
+func everyFault(t *testing.T, disk host.DiskKind) {
+	f := fakeFleet(t, host.Options{Disk: disk, DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
+		host.CapNetns, host.CapNft, host.CapTC, host.CapTun, host.CapFuse, host.CapLoop, host.CapCPU, host.CapMemory, host.CapBlkio, host.CapFreezer)
+	env, clock := NewEnv(f, 1), &fakeClock{map[string]string{}}
+	env.Clock = clock
+	faults, missing := Catalogue(env)
+	t.Logf("%d faults; missing:\n%s", len(faults), strings.Join(missing, "\n"))
+	if want := map[host.DiskKind]int{host.DiskFault: 49}[disk]; want > 0 && (len(faults) != want || len(missing) != 1) {
+		t.Errorf("%d faults, want %d; missing: %q", len(faults), want, missing)
+	}
+	seen := map[string]bool{}
+	for _, fault := range faults {
+		if disk != host.DiskFault && !slices.Contains([]Kind{KindSlowDisk, KindHungDisk, KindFullDisk, KindBitFlip}, fault.Kind()) {
+			continue // tried with the other disks
+		}
+		if seen[fault.Name()] {
+			t.Errorf("two faults are called %s", fault.Name())
+		}
+		seen[fault.Name()] = true
+		for seed := range uint64(2) {
+			in, err := fault.Inject(t.Context(), rand.New(rand.NewPCG(seed, 1)))
+			if errors.Is(err, ErrNotNow) && fault.Kind() == KindMemory {
+				continue
+			}
+			if err != nil {
+				t.Errorf("seed %d: %v", seed, err)
+				continue
+			}
+			if in.Description == "" || len(in.Targets) == 0 {
+				t.Errorf("%s: %+v", fault.Name(), in)
+			}
+			eventually(t, func() error { return effective(f, fault, in, clock) })
+			must(t, in.Heal(t.Context()))
+			must(t, in.Heal(t.Context()))
+			eventually(t, func() error { return clean(f, clock) })
+		}
+	}
+	// Nodes of these tests end by themselves only when their disk fails, or the
+	// kernel takes them for their memory.
+	for _, d := range env.Deaths() {
+		if d.Code != 70 && d.Code != -1 {
+			t.Errorf("a node ended with code %d", d.Code)
+		}
+	}
+}
+
+// TestDownTogether: a node that two faults want down starts after the second (NE4).
+func TestDownTogether(t *testing.T) {
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1})
+	env := NewEnv(f, 1)
+	kill := env.kill(always(env.one))
+	rnd := rand.New(rand.NewPCG(1, 1))
+	a, err := kill(t.Context(), rnd)
+	must(t, err)
+	b, err := kill(t.Context(), rnd)
+	must(t, err)
+	must(t, a.Heal(t.Context()))
+	must(t, a.Heal(t.Context()))
+	must(t, env.upAll())
+	if f.Nodes[0].Running() {
+		t.Error("started though a fault wants it down")
+	}
+	must(t, b.Heal(t.Context()))
+	if !f.Nodes[0].Running() {
+		t.Error("not started after the last fault")
+	}
+	if len(env.Deaths()) != 0 {
+		t.Errorf("deaths: %v", env.Deaths())
+	}
+	must(t, env.HealAll(t.Context()))
+}
+
+// TestRuleOfDamage: over many seeds the victims of a run are one same minority
+// (NE6).
+func TestRuleOfDamage(t *testing.T) {
+	hit := map[string]bool{}
+	for nodes, want := range map[int]int{1: 0, 2: 0, 3: 1, 4: 1, 5: 2, 7: 3} {
+		f := &host.Fleet{}
+		for i := range nodes {
+			f.Nodes = append(f.Nodes, &host.Node{ID: fmt.Sprint("n", i)})
+		}
+		for seed := range uint64(50) {
+			env := NewEnv(f, seed)
+			if again := NewEnv(f, seed); !slices.Equal(env.Victims(), again.Victims()) || len(env.Victims()) != want {
+				t.Fatalf("%d nodes: victims %v and %v", nodes, env.Victims(), again.Victims())
+			}
+			rnd := rand.New(rand.NewPCG(seed, 2))
+			for range 20 {
+				v, err := env.victim(rnd)
+				if want == 0 {
+					if !errors.Is(err, ErrNotNow) {
+						t.Fatalf("a victim of %d nodes: %v", nodes, err)
+					}
+					continue
+				}
+				must(t, err)
+				if !slices.Contains(env.Victims(), v[0].ID) {
+					t.Fatalf("%s is none of %v", v[0].ID, env.Victims())
+				}
+				hit[v[0].ID] = true
+			}
+		}
+	}
+	if len(hit) != 7 {
+		t.Errorf("only %v are ever victims", hit)
+	}
+}

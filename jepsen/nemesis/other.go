@@ -1,0 +1,167 @@
+package nemesis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/host"
+)
+
+func otherFaults(e *Env) []*fault {
+	var clockLacks error
+	if e.Clock == nil {
+		clockLacks = errors.New("the nodes have no control of their clocks")
+	}
+	return []*fault{
+		{name: "cpu-one", kind: KindCPU, inject: e.starve(always(e.one)), lacks: e.groupLacks(host.CapCPU)},
+		{name: "cpu-leader", kind: KindCPU, inject: e.starve(e.leader), lacks: e.groupLacks(host.CapCPU)},
+		{name: "cpu-all", kind: KindCPU, inject: e.starve(always(e.all)), lacks: e.groupLacks(host.CapCPU)},
+		{name: "out-of-memory", kind: KindMemory, inject: e.outOfMemory, lacks: e.groupLacks(host.CapMemory)},
+		{name: "transfer", kind: KindTransfer, inject: e.transfer},
+		{name: "clock-step", kind: KindClock, inject: e.clockStep, lacks: clockLacks},
+		{name: "clock-drift", kind: KindClock, inject: e.clockDrift, lacks: clockLacks},
+	}
+}
+
+func (e *Env) starve(choose chooser) func(context.Context, *rand.Rand) (*Injection, error) {
+	return func(ctx context.Context, rnd *rand.Rand) (*Injection, error) {
+		nodes, err := choose(ctx, rnd)
+		if err != nil {
+			return nil, err
+		}
+		percent := []int{2, 5, 20}[rnd.IntN(3)]
+		return inject(nodes, fmt.Sprintf("%d %% of a CPU for %s", percent, list(names(nodes))),
+			func(n *host.Node) error { return n.Group.LimitCPU(percent) }, func(n *host.Node) error { return n.Group.LimitCPU(0) })
+	}
+}
+
+// outOfMemory gives a node so little memory that the kernel kills it, if it uses
+// more than it has now.
+func (e *Env) outOfMemory(_ context.Context, rnd *rand.Rand) (*Injection, error) {
+	nodes := e.one(rnd)
+	limit := int64(32+rnd.IntN(64)) << 20
+	return e.thenUp(inject(nodes, fmt.Sprintf("%d MiB of memory for %s", limit>>20, nodes[0].ID), func(n *host.Node) error {
+		// A limit below what is in use is refused if nothing can be given back.
+		if err := n.Group.LimitMemory(limit); err != nil {
+			return fmt.Errorf("%w: %w", ErrNotNow, err)
+		}
+		return nil
+	}, func(n *host.Node) error { return n.Group.LimitMemory(0) }))
+}
+
+// transfer moves the leadership of a shard. There is nothing to heal.
+func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) {
+	leaders, err := e.Fleet.Leaders(ctx)
+	if err != nil || len(leaders) == 0 {
+		return nil, fmt.Errorf("no leader is known: %w", errors.Join(err, ErrNotNow))
+	}
+	var shards []int
+	for shard := range leaders {
+		shards = append(shards, shard)
+	}
+	slices.Sort(shards)
+	shard := shards[rnd.IntN(len(shards))]
+	others := slices.DeleteFunc(names(e.all(rnd)), func(id string) bool { return id == leaders[shard] })
+	if len(others) == 0 {
+		return nil, fmt.Errorf("there is nobody to lead but %s: %w", leaders[shard], ErrNotNow)
+	}
+	outcome := "done"
+	if _, err := e.Fleet.Ctl(ctx, "shard", "transfer", strconv.Itoa(shard), "--to", others[0], "--timeout", "5s"); err != nil {
+		// Under other faults this is nothing special.
+		outcome = "it failed: " + err.Error()
+	}
+	return &Injection{[]string{leaders[shard], others[0]},
+		fmt.Sprintf("transfer of shard %d from %s to %s: %s", shard, leaders[shard], others[0], outcome),
+		func(context.Context) error { return nil }}, nil
+}
+
+// committedWithout asks for hashes of all replicas, for which every shard commits
+// an entry, and checks that all nodes but one answered alike.
+func (e *Env) committedWithout(ctx context.Context, down *host.Node) error {
+	leaders, err := e.Fleet.Leaders(ctx)
+	if err != nil {
+		return err
+	}
+	// The exit code tells of the node that is down; the output tells more.
+	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", "10s")
+	var hashes struct {
+		Items []struct {
+			Shard   int    `json:"shard"`
+			Node    string `json:"node"`
+			Content string `json:"content"`
+			Index   uint64 `json:"index"`
+			Error   string `json:"error"`
+		} `json:"items"`
+	}
+	if err := json.Unmarshal(out, &hashes); err != nil {
+		return errors.Join(fmt.Errorf("reading the hashes: %w", err), ctlErr)
+	}
+	agree := make(map[int]map[string]int)
+	for _, h := range hashes.Items {
+		if h.Error == "" && h.Content != "" && h.Node != down.ID {
+			if agree[h.Shard] == nil {
+				agree[h.Shard] = make(map[string]int)
+			}
+			agree[h.Shard][fmt.Sprint(h.Index, h.Content)]++
+		}
+	}
+	if len(leaders) == 0 {
+		return errors.New("no shard has a leader")
+	}
+	for shard := range leaders {
+		best := 0
+		for _, count := range agree[shard] {
+			best = max(best, count)
+		}
+		if best <= len(e.Fleet.Nodes)/2 {
+			return fmt.Errorf("shard %d: only %d nodes without %s agree", shard, best, down.ID)
+		}
+	}
+	return nil
+}
+
+func (e *Env) clockStep(ctx context.Context, rnd *rand.Rand) (*Injection, error) {
+	offset := []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second, time.Minute, time.Hour, 24 * time.Hour,
+		10 * 365 * 24 * time.Hour}[rnd.IntN(7)]
+	if rnd.IntN(2) == 0 {
+		offset = -offset
+	}
+	return e.clocks(ctx, rnd, fmt.Sprintf("the clock jumps by %s", offset), offset, 0)
+}
+
+func (e *Env) clockDrift(ctx context.Context, rnd *rand.Rand) (*Injection, error) {
+	ppm := []int64{1000, 10_000, 100_000, 500_000}[rnd.IntN(4)]
+	if rnd.IntN(2) == 0 {
+		ppm = -ppm
+	}
+	return e.clocks(ctx, rnd, fmt.Sprintf("the clock drifts by %d parts per million", ppm), 0, ppm)
+}
+
+func (e *Env) clocks(ctx context.Context, rnd *rand.Rand, what string, offset time.Duration, ppm int64) (*Injection, error) {
+	nodes := e.some(rnd)
+	if rnd.IntN(4) == 0 {
+		nodes = e.all(rnd)
+	}
+	in, err := inject(nodes, what+" on "+list(names(nodes)), func(n *host.Node) error { return e.Clock.Set(ctx, n, offset, ppm) },
+		func(*host.Node) error { return nil })
+	if err != nil {
+		return nil, err
+	}
+	in.Heal = func(ctx context.Context) error {
+		var failed error
+		for _, n := range nodes {
+			// A node that is down has the true clock when it starts.
+			if n.Running() {
+				failed = errors.Join(failed, e.Clock.Set(ctx, n, 0, 0))
+			}
+		}
+		return failed
+	}
+	return in, nil
+}
