@@ -33,7 +33,7 @@ var columns = map[string]string{
 	"operation watch":   operationColumns,
 	"state declare":     stateColumns + " created",
 	"state list":        stateColumns,
-	"state drop":        "keyspace name",
+	"state drop":        "keyspace name id stateKind shards keys more",
 	"value get":         valueColumns,
 	"value set":         writtenColumns,
 	"value cas":         writtenColumns,

@@ -108,32 +108,6 @@ func (a *app) stateList() *cobra.Command {
 	}
 }
 
-func (a *app) stateDrop() *cobra.Command {
-	var yes bool
-	c := &cobra.Command{
-		Use: "drop KEYSPACE NAME --yes", Short: "Drop a state and all that it holds", Args: cobra.ExactArgs(2),
-		Example: "  keelctl state drop flights last --yes", ValidArgsFunction: a.completeStates,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			name := args[0] + "/" + args[1]
-			if err := a.confirm(yes, "dropping "+name+" and all that it holds", name); err != nil {
-				return err
-			}
-			ctx, cancel := a.bounded(cmd.Context())
-			defer cancel()
-			client, err := a.connect(ctx)
-			if err != nil {
-				return err
-			}
-			if err := client.Drop(ctx, args[0], args[1]); err != nil {
-				return err
-			}
-			return a.printDone("Dropped", record{{name: "keyspace", value: args[0]}, {name: "name", value: args[1]}})
-		},
-	}
-	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	return c
-}
-
 // version is set by the linker.
 var version = "devel"
 
