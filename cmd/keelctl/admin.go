@@ -310,7 +310,7 @@ func (a *app) shardTransfer() *cobra.Command {
 	var to string
 	c := &cobra.Command{
 		Use: "transfer ID --to NODE", Short: "Move a shard's leadership to a node", Args: cobra.ExactArgs(1),
-		Example: "  keelctl shard transfer 2 --to n3",
+		Example: "  keelctl shard transfer 2 --to n3", ValidArgsFunction: a.completeShards,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := shardArg(args[0])
 			if err != nil {
@@ -333,14 +333,16 @@ func (a *app) shardTransfer() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "the node that is to lead")
+	a.completeFlag(c, "to", a.completeReplicas)
 	return c
 }
 
 func (a *app) shardHash() *cobra.Command {
 	return &cobra.Command{
 		Use: "hash [ID]", Short: "Compare the content of the replicas of one shard or of all; exit 6 if they differ",
-		Args:    cobra.MaximumNArgs(1),
-		Example: "  keelctl shard hash\n  keelctl shard hash 2 -o json",
+		Args:              cobra.MaximumNArgs(1),
+		Example:           "  keelctl shard hash\n  keelctl shard hash 2 -o json",
+		ValidArgsFunction: a.completeShards,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()
@@ -403,7 +405,7 @@ func (a *app) hash(ctx context.Context, ids []uint64) error {
 func (a *app) shardJob(verb, short, kind string, do func(context.Context, uint64) (record, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1),
-		Example: "  keelctl shard " + verb + " 2",
+		Example: "  keelctl shard " + verb + " 2", ValidArgsFunction: a.completeShards,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := shardArg(args[0])
 			if err != nil {

@@ -49,7 +49,8 @@ func (a *app) operationList() *cobra.Command {
 func (a *app) operationShow() *cobra.Command {
 	return &cobra.Command{
 		Use: "show ID", Short: "Show one operation", Args: cobra.ExactArgs(1),
-		Example: "  keelctl operation show 1\n  keelctl operation show 1 -o json --columns phase,error",
+		Example:           "  keelctl operation show 1\n  keelctl operation show 1 -o json --columns phase,error",
+		ValidArgsFunction: a.completeOperations,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := operationArg(args[0])
 			if err != nil {
@@ -73,8 +74,9 @@ func (a *app) operationWatch() *cobra.Command {
 		Long: `watch follows an operation, whoever started it, until it has ended: its phases and
 what it waits for go to stderr, and the operation as it is at the end to stdout.
 Ending watch does not end the operation.`,
-		Args:    cobra.ExactArgs(1),
-		Example: "  keelctl operation watch 1\n  keelctl operation watch 1 --wait 2m --quiet -o json",
+		Args:              cobra.ExactArgs(1),
+		Example:           "  keelctl operation watch 1\n  keelctl operation watch 1 --wait 2m --quiet -o json",
+		ValidArgsFunction: a.completeOperations,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := operationArg(args[0])
 			if err != nil {

@@ -85,7 +85,7 @@ func (a *app) stateDeclare() *cobra.Command {
 func (a *app) stateList() *cobra.Command {
 	return &cobra.Command{
 		Use: "list [KEYSPACE]", Short: "List the declared states", Args: cobra.MaximumNArgs(1),
-		Example: "  keelctl state list\n  keelctl state list flights -o json",
+		Example: "  keelctl state list\n  keelctl state list flights -o json", ValidArgsFunction: a.completeKeyspaces,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()

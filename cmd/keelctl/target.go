@@ -211,37 +211,3 @@ func (t *target) written(token keel.Token, err error) error {
 func (t *target) absent(what string) error {
 	return keel.NewError(keel.ErrNotFound, keel.OutcomeNotApplied, what, "there is nothing for this key")
 }
-
-// completeStates completes keyspaces and state names from the cluster.
-func (a *app) completeStates(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 1 || a.settle(cmd) != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	a.timeout = min(max(a.timeout, 1), defaultTimeout)
-	ctx, cancel := a.bounded(cmd.Context())
-	defer cancel()
-	c, err := a.connect(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	states, err := c.States(ctx, "")
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	seen := make(map[string]bool)
-	var out []string
-	for _, d := range states {
-		word := d.Keyspace
-		if len(args) == 1 {
-			if d.Keyspace != args[0] {
-				continue
-			}
-			word = d.Name
-		}
-		if !seen[word] {
-			seen[word] = true
-			out = append(out, word)
-		}
-	}
-	return out, cobra.ShellCompDirectiveNoFileComp
-}
