@@ -40,7 +40,7 @@ type graph struct {
 }
 
 func newGraph(ops []*history.Op) *graph {
-	g := &graph{ops: ops, nodes: int32(len(ops))}
+	g := &graph{ops: ops, nodes: int32(len(ops)), edges: make([]edge, 0, 5*len(ops))}
 	g.realTime()
 	return g
 }
@@ -82,9 +82,8 @@ func (g *graph) realTime() {
 	}
 }
 
-// index sorts the edges by their start.
+// index sorts the edges by their start, in the order in which they were added.
 func (g *graph) index() {
-	slices.SortFunc(g.edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) })
 	g.first = make([]int32, g.nodes+1)
 	for _, e := range g.edges {
 		g.first[e.from+1]++
@@ -92,6 +91,13 @@ func (g *graph) index() {
 	for i := range g.nodes {
 		g.first[i+1] += g.first[i]
 	}
+	at := slices.Clone(g.first)
+	sorted := make([]edge, len(g.edges))
+	for _, e := range g.edges {
+		sorted[at[e.from]] = e
+		at[e.from]++
+	}
+	g.edges = sorted
 }
 
 func (g *graph) out(n int32) []edge { return g.edges[g.first[n]:g.first[n+1]] }
@@ -100,36 +106,26 @@ func (g *graph) out(n int32) []edge { return g.edges[g.first[n]:g.first[n+1]] }
 // components that have one.
 func (g *graph) cycles(most int) [][]edge {
 	g.index()
-	component := g.components()
-	members := map[int32]int32{} // component: a member that is an operation
-	size := map[int32]int{}
-	for n, c := range component {
-		size[c]++
-		if _, ok := members[c]; !ok && n < len(g.ops) {
-			members[c] = int32(n)
-		}
+	component, count := g.components()
+	size := make([]int32, count)
+	member := make([]int32, count) // an operation of each, or a helper
+	for n := g.nodes - 1; n >= 0; n-- {
+		size[component[n]]++
+		member[component[n]] = n // operations come first, so they win
 	}
 	var found [][]edge
-	var ids []int32
-	for c, n := range size {
-		if n > 1 {
-			ids = append(ids, c)
+	for c := range size {
+		if size[c] > 1 && len(found) < most {
+			found = append(found, g.shortest(member[c], component))
 		}
-	}
-	slices.Sort(ids)
-	for _, c := range ids {
-		if len(found) == most {
-			break
-		}
-		found = append(found, g.shortest(members[c], component))
 	}
 	return found
 }
 
 // components is Tarjan's algorithm with a stack of its own.
-func (g *graph) components() []int32 {
+func (g *graph) components() (component []int32, count int32) {
 	const unseen = math.MaxInt32
-	component := make([]int32, g.nodes)
+	component = make([]int32, g.nodes)
 	low := make([]int32, g.nodes)
 	at := make([]int32, g.nodes) // next edge
 	for i := range low {
@@ -137,7 +133,7 @@ func (g *graph) components() []int32 {
 	}
 	var calls, stack []int32
 	order := make([]int32, g.nodes)
-	var counter, count int32
+	var counter int32
 	for root := range g.nodes {
 		if low[root] != unseen {
 			continue
@@ -177,7 +173,7 @@ func (g *graph) components() []int32 {
 			count++
 		}
 	}
-	return component
+	return component, count
 }
 
 // shortest is a shortest cycle through a node within its component.

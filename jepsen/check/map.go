@@ -20,50 +20,50 @@ func (Map) Name() string { return "map" }
 // Check judges.
 func (Map) Check(ops []*history.Op, o Options) Result {
 	return check("map", ops, o, func(j *judge) {
-		g := newGraph(ops)
-		at := make(map[*history.Op]int32, len(ops))
-		for n, op := range ops {
-			at[op] = int32(n)
-		}
 		keys, by := byKey(ops)
 		var small []string
 		var parts [][]event
+		big := 0
 		for _, key := range keys {
+			if j.late("looking at maps") {
+				return
+			}
 			m := j.mapOf(key, by[key])
 			if m.unfit {
 				continue
 			}
-			m.edges(g, at)
+			m.contradictions(j)
 			if len(m.slots) <= mapSlots {
 				small, parts = append(small, key), append(parts, m.events())
+			} else {
+				big++
 			}
 		}
-		if j.late("reading maps") {
-			return
+		if big > 0 {
+			j.note("no order was searched for %d maps of more than %d user keys", big, mapSlots)
 		}
 		if !j.failed() {
-			for _, cycle := range g.cycles(5) {
-				ids, text := g.describe(cycle)
-				j.fail(g.ops[firstOp(g, cycle)].Key, ids, "the operations contradict each other:%s", text)
-			}
+			j.linearizable(mapModel(), small, parts)
 		}
-		if j.failed() {
-			return
-		}
-		if n := len(keys) - len(small); n > 0 {
-			j.note("no order was searched for %d maps of more than %d user keys", n, mapSlots)
-		}
-		j.linearizable(mapModel(), small, parts)
 	})
 }
 
-func firstOp(g *graph, cycle []edge) int32 {
-	for _, e := range cycle {
-		if int(e.from) < len(g.ops) {
-			return e.from
-		}
+// contradictions looks for cycles. Maps are apart: together they are in order if
+// each is.
+func (m *mapOps) contradictions(j *judge) {
+	if j.failed() {
+		return
 	}
-	return 0
+	ops := make([]*history.Op, len(m.inputs))
+	for n := range m.inputs {
+		ops[n] = m.inputs[n].op
+	}
+	g := newGraph(ops)
+	m.edges(g)
+	for _, cycle := range g.cycles(3) {
+		ids, text := g.describe(cycle)
+		j.fail(m.key, ids, "the operations contradict each other:%s", text)
+	}
 }
 
 // mapSlots is how many user keys a state of the search holds.
@@ -95,6 +95,7 @@ type mapOps struct {
 	slots  map[int64]int
 	values map[int64]int32 // of puts; value 0 is kept for "absent"
 	puts   []*history.Op   // of each value; 0 is nil
+	nodes  []int32         // of each value's put in inputs; -1 where it has none
 	inputs []mapInput
 	unfit  bool // a value was put twice
 }
@@ -193,7 +194,7 @@ func (j *judge) mapValue(m *mapOps, op *history.Op, userKey, v int64) int32 {
 // slotWrites are the writes of one slot by Invoke, and for each a helper that
 // comes before it and all later ones.
 type slotWrites struct {
-	writes  []mapInput
+	writes  []int32 // in inputs
 	chain   []int32
 	removes bool
 }
@@ -202,12 +203,14 @@ type slotWrites struct {
 // put and before every write of the entry that began after the put had ended,
 // since such a write follows the put in any order. A reader of nothing comes
 // before all writes of an entry that nobody removes.
-func (m *mapOps) edges(g *graph, at map[*history.Op]int32) {
+func (m *mapOps) edges(g *graph) {
 	slots := make([]slotWrites, len(m.slots))
-	for _, in := range m.inputs {
+	m.nodes = slices.Repeat([]int32{-1}, len(m.puts))
+	for n, in := range m.inputs {
 		if in.write {
 			s := &slots[in.slot]
-			s.writes, s.removes = append(s.writes, in), s.removes || in.value == 0
+			s.writes, s.removes = append(s.writes, int32(n)), s.removes || in.value == 0
+			m.nodes[in.value] = int32(n)
 		}
 	}
 	applied := m.seenPuts()
@@ -219,28 +222,26 @@ func (m *mapOps) edges(g *graph, at map[*history.Op]int32) {
 		}
 		for n, w := range s.writes {
 			g.add(s.chain[n], s.chain[n+1], edgeLink)
-			if w.op.Outcome == history.OK || applied[w.value] {
-				g.add(s.chain[n], at[w.op], edgeLink)
+			if m.inputs[w].op.Outcome == history.OK || applied[m.inputs[w].value] {
+				g.add(s.chain[n], w, edgeLink)
 			}
 		}
 	}
 	saw := make([]int32, len(m.slots)) // by a scan, which says something about every slot
-	for _, in := range m.inputs {
-		if in.write {
-			continue
-		}
-		reader := at[in.op]
-		if in.scan {
+	for n, in := range m.inputs {
+		switch {
+		case in.write:
+		case in.scan:
 			clear(saw)
 			for _, v := range in.saw {
 				saw[v.slot] = v.value
 			}
 			for slot := range saw {
-				m.readEdges(g, at, &slots[slot], reader, saw[slot])
+				m.readEdges(g, &slots[slot], int32(n), saw[slot])
 			}
-			continue
+		default:
+			m.readEdges(g, &slots[in.saw[0].slot], int32(n), in.saw[0].value)
 		}
-		m.readEdges(g, at, &slots[in.saw[0].slot], reader, in.saw[0].value)
 	}
 }
 
@@ -256,7 +257,7 @@ func (m *mapOps) seenPuts() []bool {
 	return seen
 }
 
-func (m *mapOps) readEdges(g *graph, at map[*history.Op]int32, s *slotWrites, reader, value int32) {
+func (m *mapOps) readEdges(g *graph, s *slotWrites, reader, value int32) {
 	if value == 0 {
 		if !s.removes {
 			g.add(reader, s.chain[0], edgeRW)
@@ -264,9 +265,9 @@ func (m *mapOps) readEdges(g *graph, at map[*history.Op]int32, s *slotWrites, re
 		return
 	}
 	put := m.puts[value]
-	g.add(at[put], reader, edgeWR)
+	g.add(m.nodes[value], reader, edgeWR)
 	if put.Return != history.Never {
-		after := sort.Search(len(s.writes), func(n int) bool { return s.writes[n].op.Invoke > put.Return })
+		after := sort.Search(len(s.writes), func(n int) bool { return m.inputs[s.writes[n]].op.Invoke > put.Return })
 		g.add(reader, s.chain[after], edgeRW)
 	}
 }

@@ -53,7 +53,7 @@ func (f *fake) bad(fault string) bool {
 }
 
 // run runs one request as a network would have it.
-func (f *fake) run(apply func() error) error {
+func run[T any](f *fake, apply func() T) (result T, err error) {
 	wait := func() {
 		f.mu.Lock()
 		d := time.Duration(f.rng.Int64N(int64(f.delay)))
@@ -71,113 +71,126 @@ func (f *fake) run(apply func() error) error {
 	if f.lossy > 0 {
 		switch f.rng.IntN(f.lossy) {
 		case 0:
-			return errRefused
+			return result, errRefused
 		case 1:
 			switch f.rng.IntN(3) {
 			case 0:
-				_ = apply() // the answer is lost
+				apply() // the answer is lost
 			case 1:
-				f.late = append(f.late, func() { _ = apply() })
+				f.late = append(f.late, func() { apply() })
 			}
-			return errTimeout
+			return result, errTimeout
 		}
 	}
-	return apply()
+	return apply(), nil
 }
+
+// found is a value that may be absent.
+type found struct {
+	v  int64
+	ok bool
+}
+
+func (f found) result(err error) (int64, bool, error) { return f.v, f.ok, err }
 
 type fakeRegisters struct{ *fake }
 
-func (f fakeRegisters) Read(_ context.Context, key string) (v int64, found bool, err error) {
-	err = f.run(func() error { v, found = f.values[key]; return nil })
-	return v, found, err
+func (f fakeRegisters) Read(_ context.Context, key string) (int64, bool, error) {
+	r, err := run(f.fake, func() (r found) { r.v, r.ok = f.values[key]; return r })
+	return r.result(err)
 }
 
 func (f fakeRegisters) Write(_ context.Context, key string, v int64) error {
-	return f.run(func() error {
+	_, err := run(f.fake, func() bool {
 		if !f.bad("a write is lost") {
 			f.values[key] = v
 		}
-		return nil
+		return true
+	})
+	return err
+}
+
+func (f fakeRegisters) CompareAndSet(_ context.Context, key string, old, v int64) (bool, error) {
+	return run(f.fake, func() bool {
+		now, ok := f.values[key]
+		if (!ok || now != old) && !f.bad("a comparison is skipped") {
+			return false
+		}
+		f.values[key] = v
+		return true
 	})
 }
 
-func (f fakeRegisters) CompareAndSet(_ context.Context, key string, old, v int64) (done bool, err error) {
-	err = f.run(func() error {
-		if now, ok := f.values[key]; (ok && now == old) || f.bad("a comparison is skipped") {
-			f.values[key], done = v, true
+func (f fakeRegisters) Create(_ context.Context, key string, v int64) (bool, error) {
+	return run(f.fake, func() bool {
+		if _, ok := f.values[key]; ok {
+			return false
 		}
-		return nil
+		f.values[key] = v
+		return true
 	})
-	return done, err
-}
-
-func (f fakeRegisters) Create(_ context.Context, key string, v int64) (done bool, err error) {
-	err = f.run(func() error {
-		if _, ok := f.values[key]; !ok {
-			f.values[key], done = v, true
-		}
-		return nil
-	})
-	return done, err
 }
 
 func (f fakeRegisters) Clear(_ context.Context, key string) error {
-	return f.run(func() error { delete(f.values, key); return nil })
+	_, err := run(f.fake, func() bool { delete(f.values, key); return true })
+	return err
 }
 
 type fakeCounters struct{ *fake }
 
 func (f fakeCounters) Add(_ context.Context, key string, delta int64) error {
-	return f.run(func() error {
+	_, err := run(f.fake, func() bool {
 		f.sums[key] += delta
 		if f.bad("an add is applied twice") {
 			f.sums[key] += delta
 		}
-		return nil
+		return true
 	})
+	return err
 }
 
-func (f fakeCounters) Sum(_ context.Context, key string) (v int64, found bool, err error) {
-	err = f.run(func() error { v, found = f.sums[key]; return nil })
-	return v, found, err
+func (f fakeCounters) Sum(_ context.Context, key string) (int64, bool, error) {
+	r, err := run(f.fake, func() (r found) { r.v, r.ok = f.sums[key]; return r })
+	return r.result(err)
 }
 
 type fakeLists struct{ *fake }
 
 func (f fakeLists) Append(_ context.Context, parts []history.Part) error {
-	return f.run(func() error {
+	_, err := run(f.fake, func() bool {
+		some := parts
 		if len(parts) > 1 && f.bad("half of an append is lost") {
-			parts = parts[:1]
+			some = parts[:1]
 		}
-		for _, p := range parts {
+		for _, p := range some {
 			f.old[p.Key] = f.lists[p.Key]
 			f.lists[p.Key] = append(slices.Clone(f.lists[p.Key]), p.Arg...)
 		}
-		return nil
+		return true
 	})
+	return err
 }
 
-func (f fakeLists) Read(_ context.Context, key string) (v []int64, err error) {
-	err = f.run(func() error {
-		v = f.lists[key]
+func (f fakeLists) Read(_ context.Context, key string) ([]int64, error) {
+	return run(f.fake, func() []int64 {
 		if f.bad("a read is stale") {
-			v = f.old[key]
+			return f.old[key]
 		}
-		return nil
+		return f.lists[key]
 	})
-	return v, err
 }
 
 type fakeMaps struct{ *fake }
 
 func (f fakeMaps) change(key string, do func(m map[int64]int64)) error {
-	return f.run(func() error {
+	_, err := run(f.fake, func() bool {
 		if f.maps[key] == nil {
 			f.maps[key] = map[int64]int64{}
 		}
 		do(f.maps[key])
-		return nil
+		return true
 	})
+	return err
 }
 
 func (f fakeMaps) Put(_ context.Context, key string, userKey, v int64) error {
@@ -188,13 +201,13 @@ func (f fakeMaps) Remove(_ context.Context, key string, userKey int64) error {
 	return f.change(key, func(m map[int64]int64) { delete(m, userKey) })
 }
 
-func (f fakeMaps) Get(_ context.Context, key string, userKey int64) (v int64, found bool, err error) {
-	err = f.run(func() error { v, found = f.maps[key][userKey]; return nil })
-	return v, found, err
+func (f fakeMaps) Get(_ context.Context, key string, userKey int64) (int64, bool, error) {
+	r, err := run(f.fake, func() (r found) { r.v, r.ok = f.maps[key][userKey]; return r })
+	return r.result(err)
 }
 
-func (f fakeMaps) Scan(_ context.Context, key string) (out []int64, err error) {
-	err = f.run(func() error {
+func (f fakeMaps) Scan(_ context.Context, key string) ([]int64, error) {
+	return run(f.fake, func() (out []int64) {
 		skip := f.bad("a scan misses an entry")
 		for k, v := range f.maps[key] {
 			if skip {
@@ -203,25 +216,25 @@ func (f fakeMaps) Scan(_ context.Context, key string) (out []int64, err error) {
 			}
 			out = append(out, k, v)
 		}
-		return nil
+		return out
 	})
-	return out, err
 }
 
 type fakeBanks struct{ *fake }
 
 func (f fakeBanks) Open(_ context.Context, key string, accounts, balance int64) error {
-	return f.run(func() error {
+	_, err := run(f.fake, func() bool {
 		f.lists[key] = append([]int64{0}, slices.Repeat([]int64{balance}, int(accounts))...)
-		return nil
+		return true
 	})
+	return err
 }
 
 func (f fakeBanks) Transfer(_ context.Context, key string, id, from, to, amount int64) error {
-	return f.run(func() error {
+	done, err := run(f.fake, func() bool {
 		b := slices.Clone(f.lists[key])
 		if b[1+from] < amount {
-			return keel.NewError(keel.ErrPrecondition, keel.OutcomeNotApplied, "", "")
+			return false
 		}
 		b[0] = id
 		b[1+from] -= amount
@@ -229,13 +242,16 @@ func (f fakeBanks) Transfer(_ context.Context, key string, id, from, to, amount 
 			b[1+to] += amount
 		}
 		f.lists[key] = b
-		return nil
+		return true
 	})
+	if err == nil && !done {
+		return keel.NewError(keel.ErrPrecondition, keel.OutcomeNotApplied, "", "")
+	}
+	return err
 }
 
-func (f fakeBanks) Read(_ context.Context, key string) (v []int64, err error) {
-	err = f.run(func() error { v = f.lists[key]; return nil })
-	return v, err
+func (f fakeBanks) Read(_ context.Context, key string) ([]int64, error) {
+	return run(f.fake, func() []int64 { return f.lists[key] })
 }
 
 type fakeSessions struct{ *fake }
@@ -267,7 +283,6 @@ func (f fakeSessions) Append(_ context.Context, key string, session, n int64) fu
 	}
 }
 
-func (f fakeSessions) Read(_ context.Context, key string) (v []int64, err error) {
-	err = f.run(func() error { v = f.lists[key]; return nil })
-	return v, err
+func (f fakeSessions) Read(_ context.Context, key string) ([]int64, error) {
+	return run(f.fake, func() []int64 { return f.lists[key] })
 }
