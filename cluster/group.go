@@ -84,9 +84,6 @@ type poller interface {
 type groupHooks struct {
 	fsm   raft.FSM
 	snaps raft.SnapshotStore
-	// restoreOnStart: the state machine is memory and starts from the newest
-	// snapshot.
-	restoreOnStart bool
 	// prepare fetches the files of a snapshot before Raft sees it; may be nil.
 	prepare func(ctx context.Context, meta transport.SnapshotMeta, manifest []byte, from base.NodeID) error
 	// takeOffice proposes what a new leader proposes first, waits until it is
@@ -101,8 +98,9 @@ type groupHooks struct {
 }
 
 // raftConfig is the configuration of every raft instance (R1-R4; design,
-// section 9). Snapshots are taken by our own rule, by bytes, never by raft's.
-func (g *group) raftConfig(restoreOnStart bool) *raft.Config {
+// section 9). Snapshots are taken by our own rule, by bytes, never by raft's; at
+// start every state machine is what it was before raft is started.
+func (g *group) raftConfig() *raft.Config {
 	c := raft.DefaultConfig()
 	c.LocalID = raft.ServerID(g.replica)
 	c.HeartbeatTimeout = g.opts.ElectionTimeout
@@ -115,7 +113,7 @@ func (g *group) raftConfig(restoreOnStart bool) *raft.Config {
 	c.SnapshotThreshold = math.MaxUint64
 	c.SnapshotInterval = time.Hour
 	c.TrailingLogs = 1 << 20
-	c.NoSnapshotRestoreOnStart = !restoreOnStart
+	c.NoSnapshotRestoreOnStart = true
 	c.NoLegacyTelemetry = true
 	c.Logger = logbridge.New(g.logger, "raft")
 	return c
@@ -124,7 +122,7 @@ func (g *group) raftConfig(restoreOnStart bool) *raft.Config {
 // start opens the transport of the group and starts raft on it. bootstrap is
 // the first configuration if this replica founds the group; nil elsewhere.
 func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Configuration) error {
-	conf := g.raftConfig(h.restoreOnStart)
+	conf := g.raftConfig()
 	logs := raftlog.NewStoppingStore(g.log, g.stop)
 	if bootstrap != nil {
 		exists, err := raft.HasExistingState(logs, g.guard, h.snaps)
@@ -469,10 +467,11 @@ func (g *group) askVoters(ctx context.Context, voters []raft.Server, term uint64
 	}
 	late := map[raft.ServerID]int{}
 	for i, s := range others {
-		if i < asked && !heard[s.ID] {
-			late[s.ID] = 1 // asked in vain, or too slow: not first the next time
-		} else {
-			late[s.ID] = 0
+		switch {
+		case i >= asked:
+			late[s.ID] = g.lateness[s.ID]
+		case !heard[s.ID]:
+			late[s.ID] = 1 // asked in vain, or slower than the others
 		}
 	}
 	g.lateness = late

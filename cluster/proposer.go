@@ -23,9 +23,13 @@ const (
 	// that could not be read would stop every replica.
 	maxEntryMutations = raftfsm.MaxCommandMutations / 2
 	maxEntryItems     = raftfsm.MaxCommandItems / 2
-	// maxEntriesInFlight entries are proposed and not yet applied; while they
-	// are made durable, the queue fills the next one.
+	// maxEntriesInFlight entries are proposed and not yet applied.
 	maxEntriesInFlight = 4
+	// With an entry in flight, the next goes when the queue is worth as much: it
+	// holds as many requests as are in flight, or so many bytes.
+	worthwhileBytes = 256 << 10
+	// maxLinger bounds the wait for requests that are on their way (see pace).
+	maxLinger = 500 * time.Microsecond
 	// enqueueTimeout bounds the wait for raft's own queue.
 	enqueueTimeout = 2 * time.Second
 )
@@ -64,10 +68,14 @@ type proposer struct {
 	wg sync.WaitGroup
 	mu struct {
 		sync.Mutex
-		wake   *sync.Cond // the queue got work, or closed was set
+		// wake tells the batcher that pace, the queue or closed has changed enough.
+		wake   *sync.Cond
 		queue  []pendingWrite
 		bytes  int
+		pace   pace
 		closed bool
+		// wakeAt is how long the queue must be for the batcher to be woken.
+		wakeAt int
 	}
 }
 
@@ -81,9 +89,7 @@ type proposed struct {
 func newProposer(propose func([]byte, time.Duration) raft.ApplyFuture,
 	stamp func() (uint64, error), await func(raft.Future) error, m *groupMetrics) *proposer {
 	p := &proposer{propose: propose, stamp: stamp, await: await, metrics: m,
-		// The batcher holds one more entry than the channel, the completer
-		// another one: capacity is what is left of the bound.
-		inFlight: make(chan proposed, maxEntriesInFlight-2)}
+		inFlight: make(chan proposed, maxEntriesInFlight)}
 	p.mu.wake = sync.NewCond(&p.mu)
 	p.wg.Add(2)
 	go p.batch()
@@ -106,22 +112,27 @@ func (p *proposer) submit(w pendingWrite) error {
 	}
 	p.mu.queue = append(p.mu.queue, w)
 	p.mu.bytes += len(w.encoded)
-	if len(p.mu.queue) == 1 {
+	if len(p.mu.queue) >= p.mu.wakeAt || p.mu.bytes >= worthwhileBytes {
 		p.mu.wake.Signal()
 	}
 	return nil
 }
 
-// take waits for work and removes one entry's worth from the queue; nil when
-// the proposer is closed and the queue is empty.
+// take waits until the next entry is worth its cost and removes it from the
+// queue; nil when the proposer is closed and the queue is empty.
 func (p *proposer) take() []pendingWrite {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.mu.queue) == 0 {
-		if p.mu.closed {
-			return nil
-		}
+	for !p.mu.closed && !p.mu.pace.ready(len(p.mu.queue), p.mu.bytes) {
+		p.mu.wakeAt = p.mu.pace.enough()
 		p.mu.wake.Wait()
+	}
+	p.lingerLocked()
+	for p.mu.pace.full() {
+		p.mu.wake.Wait() // closed, and its entries are still in flight
+	}
+	if len(p.mu.queue) == 0 {
+		return nil
 	}
 	n, bytes, mutations, items := 0, 0, 0, 0
 	for n < len(p.mu.queue) && n < maxEntryRequests {
@@ -139,7 +150,37 @@ func (p *proposer) take() []pendingWrite {
 	clear(p.mu.queue[rest:])
 	p.mu.queue = p.mu.queue[:rest]
 	p.mu.bytes -= bytes
+	p.mu.pace.depart(n)
 	return taken
+}
+
+// lingerLocked waits for requests that are on their way, at most as long as
+// pace says.
+func (p *proposer) lingerLocked() {
+	wait := p.mu.pace.linger(len(p.mu.queue))
+	if wait <= 0 {
+		return
+	}
+	over := false
+	timer := time.AfterFunc(wait, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		over = true
+		p.mu.wake.Broadcast()
+	})
+	defer timer.Stop()
+	for !over && !p.mu.closed && len(p.mu.queue) < p.mu.pace.expected && p.mu.bytes < worthwhileBytes {
+		p.mu.wakeAt = p.mu.pace.expected
+		p.mu.wake.Wait()
+	}
+}
+
+// landed says that an entry is no longer in flight.
+func (p *proposer) landed(requests int, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.pace.land(requests, len(p.mu.queue), took)
+	p.mu.wake.Signal()
 }
 
 func (p *proposer) batch() {
@@ -153,6 +194,7 @@ func (p *proposer) batch() {
 		}
 		stamp, err := p.stamp()
 		if err != nil {
+			p.landed(len(writes), 0)
 			answerAll(writes, err)
 			continue
 		}
@@ -171,7 +213,9 @@ func (p *proposer) batch() {
 func (p *proposer) complete() {
 	defer p.wg.Done()
 	for e := range p.inFlight {
-		if err := p.await(e.future); err != nil {
+		err := p.await(e.future)
+		p.landed(len(e.writes), time.Since(e.at))
+		if err != nil {
 			answerAll(e.writes, classify(err))
 			continue
 		}

@@ -184,62 +184,127 @@ func TestProposerKeepsOrderAndBoundsProperty(t *testing.T) {
 	})
 }
 
-// Waiting writes share an entry; writes that come while an entry is under way
-// share the next; never more than the bound of entries is in raft's hands.
-func TestProposerCoalescesWhileEntriesAreUnderWay(t *testing.T) {
+// A write goes at once while nothing is under way; beside entries under way the
+// queue grows until it is worth as much as they are; never more than the bound
+// of entries is in raft's hands.
+func TestProposerGathersWhileEntriesAreUnderWay(t *testing.T) {
 	r := &fakeRaft{proposed: make(chan *fakeFuture, 100)}
 	p := startProposer(t, r, nil)
 	a := newAnswers()
-	submit := func(seq uint64) {
+	seq := uint64(0)
+	submit := func(count int) {
 		t.Helper()
-		if err := p.submit(numbered(seq, 10, a.done(seq))); err != nil {
-			t.Fatal(err)
+		for range count {
+			seq++
+			if err := p.submit(numbered(seq, 10, a.done(seq))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	nothing := func(why string) {
+		t.Helper()
+		select {
+		case f := <-r.proposed:
+			t.Fatalf("entry %v was proposed %s", numbersOf(t, f.entry), why)
+		default:
 		}
 	}
 	var under []*fakeFuture
-	seq := uint64(0)
-	for range maxEntriesInFlight { // one by one: each becomes an entry
-		seq++
-		submit(seq)
+	for _, size := range []int{1, 1, 2, 4} { // each as many as are under way
+		submit(size - 1)
+		nothing("before it was worth it")
+		submit(1)
 		f := <-r.proposed
-		if got := numbersOf(t, f.entry); len(got) != 1 || got[0] != seq {
-			t.Fatalf("entry %v, want [%d]", got, seq)
+		if got := numbersOf(t, f.entry); len(got) != size || got[size-1] != seq {
+			t.Fatalf("entry %v, want %d up to %d", got, size, seq)
 		}
 		under = append(under, f)
 	}
-	for range 100 { // the bound is reached: these wait
-		seq++
-		submit(seq)
+	if len(under) != maxEntriesInFlight {
+		t.Fatalf("the test fills %d entries, the bound is %d", len(under), maxEntriesInFlight)
 	}
-	select {
-	case f := <-r.proposed:
-		t.Fatalf("entry %v was proposed beyond the bound", numbersOf(t, f.entry))
-	default:
-	}
+	submit(100)
+	nothing("beyond the bound")
 	answer := func(f *fakeFuture) { succeed(t)(f); close(f.answered) }
 	answer(under[0])
 	f := <-r.proposed
-	if got := numbersOf(t, f.entry); len(got) < 99 {
-		// The batcher may have taken the first of them before the rest came.
-		g := func() *fakeFuture { answer(under[1]); return <-r.proposed }()
-		if more := numbersOf(t, g.entry); len(got)+len(more) != 100 {
-			t.Fatalf("entries of %d and %d requests, want 100 in two", len(got), len(more))
-		}
-		under = append(under, g)
+	if got := numbersOf(t, f.entry); len(got) != 100 {
+		t.Fatalf("an entry of %d requests, want 100", len(got))
 	}
-	under = append(under, f)
-	for _, u := range under {
-		select {
-		case <-u.answered:
-		default:
-			answer(u)
-		}
+	for _, u := range append(under[1:], f) {
+		answer(u)
 	}
 	p.close()
 	for i := uint64(1); i <= seq; i++ {
 		if times, res := a.get(i); times != 1 || res.Err != nil {
 			t.Errorf("number %d: %d answers, %v", i, times, res.Err)
 		}
+	}
+}
+
+// Bytes are worth an entry as well as requests are.
+func TestProposerSendsLargeWritesBesideOthers(t *testing.T) {
+	r := &fakeRaft{proposed: make(chan *fakeFuture, 100)}
+	p := startProposer(t, r, nil)
+	a := newAnswers()
+	for _, size := range []int{10, 10} {
+		if err := p.submit(numbered(1, size, a.done(1))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := []*fakeFuture{<-r.proposed}
+	for got := len(numbersOf(t, first[0].entry)); got < 2; got++ {
+		first = append(first, <-r.proposed)
+	}
+	if err := p.submit(numbered(2, worthwhileBytes, a.done(2))); err != nil {
+		t.Fatal(err)
+	}
+	last := <-r.proposed
+	for _, f := range append(first, last) {
+		succeed(t)(f)
+		close(f.answered)
+	}
+	p.close()
+	if times, res := a.get(2); times != 1 || res.Err != nil {
+		t.Fatalf("%d answers, %v", times, res.Err)
+	}
+}
+
+// A burst that comes back together goes together; a lone writer never waits.
+func TestPaceLingersOnlyForABurst(t *testing.T) {
+	var p pace
+	land := func(requests, queued int, took time.Duration) { p.depart(requests); p.land(requests, queued, took) }
+	for range 50 {
+		land(1, 0, 8*time.Millisecond)
+		if w := p.linger(1); w != 0 {
+			t.Fatalf("a lone writer waits %v", w)
+		}
+	}
+	land(16, 2, 8*time.Millisecond)
+	for queued, want := range map[int]time.Duration{1: maxLinger, 17: maxLinger, 18: 0, 30: 0} {
+		if w := p.linger(queued); w != want {
+			t.Fatalf("18 are expected, %d queued: it waits %v", queued, w)
+		}
+	}
+	for range 100 { // a fast disk
+		land(16, 0, 400*time.Microsecond)
+	}
+	if w := p.linger(1); w > 60*time.Microsecond || w < 40*time.Microsecond {
+		t.Fatalf("a burst on a fast disk waits %v", w)
+	}
+	p.depart(16)
+	if w := p.linger(1); w != 0 {
+		t.Fatalf("it waits %v beside an entry in flight", w)
+	}
+	land(16, 0, 0) // never proposed: says nothing about the disk
+	if p.commit < 400*time.Microsecond || p.entries != 1 || p.requests != 16 {
+		t.Fatalf("%+v", p)
+	}
+	for range maxEntriesInFlight - 1 {
+		p.depart(1)
+	}
+	if p.ready(maxEntryRequests, maxEntryBytes) || !p.full() {
+		t.Fatalf("the bound does not hold: %+v", p)
 	}
 }
 

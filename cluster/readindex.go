@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/keelstate/keelstate/internal/base"
 )
@@ -29,8 +30,19 @@ type readIndexer struct {
 		sync.Mutex
 		waiting []chan readPoint // each has capacity 1
 		running bool
+		// full is closed when as many wait as are expected; nil while nobody
+		// lingers for that.
+		full chan struct{}
+		// expected are the reads that the last round served and those that waited
+		// when it ended.
+		expected int
+		took     time.Duration // moving average of a round's time
 	}
 }
+
+// maxReadLinger bounds the wait of a round for reads that are on their way:
+// readers that were answered together come back together.
+const maxReadLinger = 250 * time.Microsecond
 
 func newReadIndexer(ctx context.Context, round func(context.Context) readPoint) *readIndexer {
 	return &readIndexer{ctx: ctx, round: round}
@@ -45,6 +57,10 @@ func (r *readIndexer) wait(ctx context.Context) (uint64, error) {
 		return 0, base.ErrShuttingDown
 	}
 	r.mu.waiting = append(r.mu.waiting, ch)
+	if r.mu.full != nil && len(r.mu.waiting) >= r.mu.expected {
+		close(r.mu.full)
+		r.mu.full = nil
+	}
 	if !r.mu.running {
 		r.mu.running = true
 		r.wg.Add(1)
@@ -68,19 +84,47 @@ func notServed(ctx context.Context) error {
 func (r *readIndexer) run() {
 	defer r.wg.Done()
 	for {
+		r.linger()
 		r.mu.Lock()
 		batch := r.mu.waiting
-		r.mu.waiting = nil
+		r.mu.waiting, r.mu.full = nil, nil
 		if len(batch) == 0 {
 			r.mu.running = false
 			r.mu.Unlock()
 			return
 		}
 		r.mu.Unlock()
+		start := time.Now()
 		p := r.round(r.ctx)
+		took := time.Since(start)
+		r.mu.Lock()
+		r.mu.took += (took - r.mu.took) / 8
+		r.mu.expected = len(batch) + len(r.mu.waiting)
+		r.mu.Unlock()
 		for _, ch := range batch {
 			ch <- p
 		}
+	}
+}
+
+// linger waits, at most a part of a round's time, until all reads wait that are
+// expected to come back. A lone reader waits for nobody.
+func (r *readIndexer) linger() {
+	r.mu.Lock()
+	wait := min(r.mu.took/4, maxReadLinger)
+	if len(r.mu.waiting) == 0 || len(r.mu.waiting) >= r.mu.expected || wait <= 0 {
+		r.mu.Unlock()
+		return
+	}
+	full := make(chan struct{})
+	r.mu.full = full
+	r.mu.Unlock()
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-full:
+	case <-timer.C:
+	case <-r.ctx.Done():
 	}
 }
 

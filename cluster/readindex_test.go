@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -195,4 +196,49 @@ func waitFor(t *testing.T, cond func() bool) {
 			t.Fatal("the condition never held")
 		}
 	}
+}
+
+// Readers that were answered together share the next round too, although they
+// do not come back at one instant; a lone reader waits for nobody.
+func TestReadersThatComeBackTogetherShareARound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		rounds := 0
+		const took = 4 * time.Millisecond // so that a round lingers as long as it may
+		r := newReadIndexer(ctx, func(context.Context) readPoint {
+			rounds++
+			time.Sleep(took)
+			return readPoint{}
+		})
+		read := func() {
+			if _, err := r.wait(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		for range 20 { // alone
+			start := time.Now()
+			read()
+			if d := time.Since(start); d != took {
+				t.Fatalf("a lone reader waited %v", d)
+			}
+		}
+		rounds = 0
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				for range 10 {
+					time.Sleep(time.Duration(i) * 20 * time.Microsecond) // within the linger
+					read()
+				}
+			}()
+		}
+		wg.Wait()
+		if rounds > 13 { // 10, and a few until the readers have found together
+			t.Errorf("%d rounds for 10 reads of 8 readers", rounds)
+		}
+		cancel()
+		r.close()
+	})
 }
