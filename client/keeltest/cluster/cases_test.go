@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -200,76 +199,6 @@ func (s *heldStream) RecvMsg(m any) error {
 		return errors.New("the reply is lost")
 	}
 	return err
-}
-
-// B38: empty, null and separator values, for every kind.
-func TestB38EmptyNullSeparators(t *testing.T) {
-	c := New(t, Options{Nodes: 1})
-	ctx := testContext(t, 60*time.Second)
-	k := c.Client()
-	ks := k.Keyspace("b38", keel.Bytes.Type())
-	odd := [][]byte{{}, []byte(","), []byte("a,b"), {0}, {0xff}, {0, 0}, []byte("\n"), []byte("null")}
-	value := must[*keel.Value[[]byte]](t)(keel.DeclareValue(ctx, ks, "v", keel.Bytes))
-	list := must[*keel.List[[]byte]](t)(keel.DeclareList(ctx, ks, "l", keel.Bytes))
-	m := must[*keel.Map[[]byte, []byte]](t)(keel.DeclareMap(ctx, ks, "m", keel.Bytes, keel.Bytes))
-	last := must[*keel.Reducing[[]byte]](t)(keel.DeclareReducing(ctx, ks, "r", "last", keel.Bytes))
-	cat := must[*keel.Reducing[[]byte]](t)(keel.DeclareReducing(ctx, ks, "c", "concat", keel.Bytes))
-	for _, key := range odd { // keys may be all of this as well
-		must[keel.Token](t)(list.AddAll(ctx, key, odd...))
-		must[keel.Token](t)(list.AddAll(ctx, key))
-		for _, v := range odd {
-			must[keel.Token](t)(value.Set(ctx, key, v))
-			must[keel.Token](t)(m.Put(ctx, key, v, v))
-			must[keel.Token](t)(last.Add(ctx, key, v))
-			must[keel.Token](t)(cat.Add(ctx, key, v))
-			if got, found, err := value.Get(ctx, key); err != nil || !found || !bytes.Equal(got, v) {
-				t.Fatalf("value %q: %q %v %v", v, got, found, err)
-			}
-			if got, found, err := last.Get(ctx, key); err != nil || !found || !bytes.Equal(got, v) {
-				t.Fatalf("last %q: %q %v %v", v, got, found, err)
-			}
-		}
-	}
-	check := func(when string) {
-		t.Helper()
-		for _, key := range odd {
-			if got := must[[][]byte](t)(list.Get(ctx, key)); !slices.EqualFunc(got, odd, bytes.Equal) {
-				t.Fatalf("%s: list of %q is %q", when, key, got)
-			}
-			for _, v := range odd {
-				it := must[keel.Item[[]byte]](t)(m.Get(ctx, key, v))
-				if !it.Found || it.Null || !bytes.Equal(it.Value, v) {
-					t.Fatalf("%s: entry %q is %+v", when, v, it)
-				}
-			}
-			if got, _, err := cat.Get(ctx, key); err != nil || !bytes.Equal(got, bytes.Join(odd, nil)) {
-				t.Fatalf("%s: concat is %q %v", when, got, err)
-			}
-		}
-	}
-	check("at once")
-	c.Restart(0)
-	check("after a restart")
-
-	// Null: refused in lists by the type system, present in maps.
-	must[keel.Token](t)(m.PutNull(ctx, []byte("k"), []byte("u")))
-	if it := must[keel.Item[[]byte]](t)(m.Get(ctx, []byte("k"), []byte("u"))); !it.Found || !it.Null {
-		t.Fatalf("a null entry reads as %+v", it)
-	}
-	if !must[bool](t)(m.Contains(ctx, []byte("k"), []byte("u"))) || must[bool](t)(m.Contains(ctx, []byte("k"), []byte("none"))) {
-		t.Fatal("contains does not tell null from absent")
-	}
-	// Clearing by an empty update, and adding afterwards.
-	must[keel.Token](t)(list.Update(ctx, []byte("k")))
-	must[keel.Token](t)(list.Add(ctx, []byte("k"), []byte{}))
-	if got := must[[][]byte](t)(list.Get(ctx, []byte("k"))); len(got) != 1 || len(got[0]) != 0 {
-		t.Fatalf("one empty element reads as %q", got)
-	}
-	// The void namespace, the empty one and keys of others do not mix.
-	must[keel.Token](t)(value.In("").Set(ctx, []byte("k"), []byte("empty")))
-	if _, found, err := value.Get(ctx, []byte("k")); found || err != nil {
-		t.Fatal("the empty namespace shows in the void one", err)
-	}
 }
 
 // B40: changing a map while walking it.
