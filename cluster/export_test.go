@@ -3,13 +3,17 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
 
 	"github.com/hashicorp/raft"
 
+	"github.com/keelstate/keelstate/broadcast"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/raftfsm"
@@ -140,4 +144,32 @@ func (n *Node) CompactSystem() error {
 		return err
 	}
 	return s.raft.Snapshot().Error()
+}
+
+// NotedRevision is the revision of the metadata that a restart of this node would
+// begin with at least.
+func (n *Node) NotedRevision() base.Revision {
+	s := n.system.Load()
+	s.noting.Lock()
+	defer s.noting.Unlock()
+	return s.noted
+}
+
+// WaitMetadata waits until this node's copy of the metadata is at least rev.
+func (n *Node) WaitMetadata(ctx context.Context, rev base.Revision) error {
+	return n.system.Load().store.WaitForRevision(ctx, rev)
+}
+
+// MetadataSum is a checksum of all keys and values of the metadata, as of now.
+func (n *Node) MetadataSum(ctx context.Context) (string, error) {
+	s := n.system.Load()
+	if _, err := s.sync(ctx); err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	s.store.Snapshot().Scan("", "", func(key string, e *broadcast.Entry) bool {
+		fmt.Fprintf(h, "%q=%q;", key, e.Value)
+		return true
+	})
+	return hex.EncodeToString(h.Sum(nil)), nil
 }

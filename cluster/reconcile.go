@@ -69,6 +69,17 @@ func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) {
 	if have != nil && self != nil && have.generation == self.Generation {
 		return
 	}
+	// A node that restarts may see records that are older than what it did: they
+	// ask for nothing. A replica that it had once is never had again.
+	if have == nil && self.Generation < n.Identity().Replicas[rec.ID] {
+		return
+	}
+	// What is done here can not be taken back: no restart may know less than the
+	// record that asks for it.
+	if err := n.system.Load().note(); err != nil {
+		n.logger.Error("noting the metadata", "error", err)
+		return
+	}
 	if have != nil {
 		// A replica goes only when a committed record says so; being out of date
 		// here can only delay that.
@@ -123,6 +134,11 @@ func (n *Node) checkLoop() {
 			}
 		}
 		timer.Reset(n.opts.CheckInterval)
+		if s := n.system.Load(); s != nil {
+			if err := s.note(); err != nil {
+				n.logger.Warn("noting the metadata", "error", err)
+			}
+		}
 		v, err := n.metaView()
 		if err != nil || v.Cluster() == nil {
 			n.resumeFounding()

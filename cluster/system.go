@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +32,14 @@ type system struct {
 	// graceUntil is when a leader that came after an outage begins to end
 	// sessions; nil or past: now.
 	graceUntil atomic.Pointer[time.Time]
+	// noting guards noted, the revision that the log remembers as applied.
+	noting sync.Mutex
+	noted  base.Revision
 }
+
+// appliedKey is where the system group's part of the Raft log keeps the index of
+// a command that this node has applied, and so knows to be committed.
+const appliedKey = "Applied"
 
 // startSystem starts the replica. bootstrap is set on the founding node only.
 func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
@@ -46,8 +54,12 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the system group's snapshots: %w", err)
 	}
-	if err := s.checkRestart(snaps); err != nil {
+	end, err := s.checkRestart(snaps)
+	if err != nil {
 		return nil, err
+	}
+	if err := s.restore(snaps, end); err != nil {
+		return nil, fmt.Errorf("restoring the metadata: %w", err)
 	}
 	var first *raft.Configuration
 	if bootstrap {
@@ -55,7 +67,7 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 			ID: raft.ServerID(id), Address: raft.ServerAddress(n.opts.NodeID), Suffrage: raft.Voter}}}
 	}
 	err = s.group.start(n.transport, groupHooks{
-		fsm: &systemFSM{store: s.store, fatal: n.fatal}, snaps: snaps, restoreOnStart: true,
+		fsm: &systemFSM{store: s.store, fatal: n.fatal}, snaps: snaps,
 		takeOffice: s.takeOffice, changed: n.poke,
 		applied: func() uint64 { return s.store.Snapshot().AppliedIndex() },
 		// A log that does not fit its promises is looked at by checkSystem at the
@@ -68,38 +80,101 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	return s, nil
 }
 
-// checkRestart demands that the newest snapshot is whole and that the log goes
-// on where it ends; else the replica is damaged (base.ErrDamaged, R3).
-func (s *system) checkRestart(snaps raft.SnapshotStore) error {
+// checkRestart demands that the log goes on where the newest snapshot ends, and
+// returns that index; else the replica is damaged (base.ErrDamaged, R3).
+func (s *system) checkRestart(snaps raft.SnapshotStore) (end uint64, err error) {
 	metas, err := snaps.List()
 	if err != nil {
-		return fmt.Errorf("listing the system group's snapshots: %w", err)
+		return 0, fmt.Errorf("listing the system group's snapshots: %w", err)
 	}
-	var end uint64
 	if len(metas) > 0 {
-		_, rc, err := snaps.Open(metas[0].ID) // checks the checksum
-		if err != nil {
-			return fmt.Errorf("opening the system group's snapshot %s: %w: %w", metas[0].ID, base.ErrDamaged, err)
-		}
-		if err := rc.Close(); err != nil {
-			return err
-		}
 		end = metas[0].Index
 	}
 	first, err := s.log.FirstIndex()
 	if err != nil {
+		return 0, err
+	}
+	last, err := s.log.LastIndex()
+	if err != nil {
+		return 0, err
+	}
+	if last > 0 && last < end { // a crash within the installation of a snapshot
+		return end, s.log.DeleteRange(first, last)
+	}
+	if first > end+1 {
+		return 0, fmt.Errorf("the system group's log starts at %d, its newest snapshot ends at %d: %w", first, end, base.ErrDamaged)
+	}
+	return end, nil
+}
+
+// restore builds the map as this node had it: from its newest snapshot, which
+// ends at end, and the entries behind it that the node had applied. So a node
+// that restarts knows its shards, and serves them, while the system group has no
+// quorum to say what is committed. Raft hands the same entries over again; the
+// map skips them.
+func (s *system) restore(snaps raft.SnapshotStore, end uint64) error {
+	metas, err := snaps.List()
+	if err != nil {
 		return err
+	}
+	if len(metas) > 0 {
+		if err := s.restoreSnapshot(snaps, metas[0].ID); err != nil {
+			return err
+		}
+	}
+	applied, err := s.log.GetUint64([]byte(appliedKey))
+	if err != nil && err.Error() != base.ErrNotFound.Error() {
+		return fmt.Errorf("reading what was applied: %w", err)
 	}
 	last, err := s.log.LastIndex()
 	if err != nil {
 		return err
 	}
-	if last > 0 && last < end { // a crash within the installation of a snapshot
-		return s.log.DeleteRange(first, last)
+	if held := max(last, end, s.store.Snapshot().AppliedIndex()); applied > held {
+		return fmt.Errorf("entry %d was applied, log and snapshots end at %d: %w", applied, held, base.ErrDamaged)
 	}
-	if first > end+1 {
-		return fmt.Errorf("the system group's log starts at %d, its newest snapshot ends at %d: %w", first, end, base.ErrDamaged)
+	for i := end + 1; i <= min(applied, last); i++ {
+		var e raft.Log
+		if err := s.log.GetLog(i, &e); err != nil {
+			return fmt.Errorf("reading entry %d: %w", i, err)
+		}
+		if e.Type != raft.LogCommand {
+			continue
+		}
+		// What the map refuses it refused the first time too.
+		if _, err := s.store.Apply(i, e.Data); err != nil && isFormatVersion(err) {
+			return fmt.Errorf("entry %d is of a newer version; upgrade this node: %w", i, err)
+		}
 	}
+	s.noted = s.store.Snapshot().Revision()
+	return nil
+}
+
+func (s *system) restoreSnapshot(snaps raft.SnapshotStore, id string) error {
+	_, rc, err := snaps.Open(id) // checks the checksum
+	if err != nil {
+		return fmt.Errorf("opening snapshot %s: %w: %w", id, base.ErrDamaged, err)
+	}
+	err = s.store.Restore(rc)
+	if errors.Is(err, base.ErrCorrupt) {
+		err = fmt.Errorf("snapshot %s: %w: %w", id, base.ErrDamaged, err)
+	}
+	return errors.Join(err, rc.Close())
+}
+
+// note makes durable how far this node's copy of the metadata is, if it has
+// changed: a restart does not know less (restore).
+func (s *system) note() error {
+	s.noting.Lock()
+	defer s.noting.Unlock()
+	snap := s.store.Snapshot()
+	if snap.Revision() <= s.noted {
+		return nil
+	}
+	if err := s.log.SetUint64([]byte(appliedKey), snap.AppliedIndex()); err != nil {
+		return fmt.Errorf("noting metadata revision %d: %w", snap.Revision(), err)
+	}
+	s.noted = snap.Revision()
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // systemFSM feeds the system group's committed entries to the replicated map.
-// The map is memory: raft restores it from its newest snapshot at start.
+// The map is memory: system.restore builds it at start, before raft does anything.
 type systemFSM struct {
 	store *broadcast.Store
 	// fatal is called when the map cannot follow its log (base.ErrFormatVersion:
