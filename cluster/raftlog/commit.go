@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/vfs"
 )
 
 // committer is the state of the goroutine that writes. Nobody else touches it
@@ -185,8 +186,9 @@ func (l *Log) writeAndSync(data []byte, records int) error {
 	l.inflight.Store(max(int64(start), 1))
 	defer l.inflight.Store(0)
 	off := c.active.size.Load()
-	if _, err := c.active.file.WriteAt(data, off); err != nil {
-		return l.fail(fmt.Sprintf("writing %d bytes to %s at %d", len(data), c.active.path, off), err)
+	doing := fmt.Sprintf("writing %d bytes to %s at %d", len(data), c.active.path, off)
+	if err := l.withSpace(doing, func() error { _, err := c.active.file.WriteAt(data, off); return err }); err != nil {
+		return err
 	}
 	if err := l.fillAhead(off+int64(len(data)), len(data)); err != nil {
 		return err
@@ -245,7 +247,9 @@ func (l *Log) writeMark() {
 	l.inflight.Store(max(int64(time.Since(l.base)), 1))
 	defer l.inflight.Store(0)
 	off := c.active.size.Load()
-	if _, err := c.active.file.WriteAt(b, off); err != nil {
+	if _, err := c.active.file.WriteAt(b, off); errors.Is(err, syscall.ENOSPC) {
+		return // the next batch waits for space; a mark proves only what is there
+	} else if err != nil {
 		_ = l.fail(fmt.Sprintf("writing a mark to %s at %d", c.active.path, off), err)
 		return
 	}
@@ -288,8 +292,8 @@ func (l *Log) roll() error {
 	if err := l.trim(); err != nil {
 		return err
 	}
-	if _, err := old.file.WriteAt(seal, old.size.Load()); err != nil {
-		return l.fail("sealing "+old.path, err)
+	if err := l.withSpace("sealing "+old.path, func() error { _, err := old.file.WriteAt(seal, old.size.Load()); return err }); err != nil {
+		return err
 	}
 	if err := old.file.SyncData(); err != nil {
 		return l.fail("syncing "+old.path, err)
@@ -309,9 +313,10 @@ func (l *Log) roll() error {
 // committer, or Open before the committer runs.
 func (l *Log) createSegment(id uint32, seq uint64) (*segment, uint64, error) {
 	path := filepath.Join(l.dir, segmentName(id))
-	f, err := l.opt.FS.Create(path)
+	var f vfs.File
+	err := l.withSpace("creating "+path, func() (err error) { f, err = l.opt.FS.Create(path); return err })
 	if err != nil {
-		return nil, 0, l.fail("creating "+path, err)
+		return nil, 0, err
 	}
 	s := newSegment(l.dir, id, l.ident, f)
 	data := encodeSegmentHeader(l.ident, id)
@@ -326,16 +331,17 @@ func (l *Log) createSegment(id uint32, seq uint64) (*segment, uint64, error) {
 	}
 	count := binary.LittleEndian.AppendUint64(nil, uint64(unit))
 	data = append(data, controlRecord(recHeadEnd, l.ident, s.salt, seq, unit, count)...)
-	_, err = f.WriteAt(data, 0)
-	if err == nil {
-		err = f.Sync()
+	doing := "writing the head of " + path
+	if err := l.withSpace(doing, func() error { _, err := f.WriteAt(data, 0); return err }); err != nil {
+		_ = f.Close()
+		return nil, 0, err
 	}
-	if err == nil {
+	if err = f.Sync(); err == nil {
 		err = l.opt.FS.SyncDir(l.dir)
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, 0, l.fail("writing the head of "+path, err)
+		return nil, 0, l.fail(doing, err)
 	}
 	s.size.Store(int64(len(data)))
 	return s, seq + 1, nil

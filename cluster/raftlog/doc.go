@@ -23,7 +23,8 @@
 //	     not prove that the bytes were durable. Anything else that is invalid
 //	     is base.ErrCorrupt with file and offset; nothing is dropped silently.
 //	RL4  After a failed write or fsync the log is dead: every later call
-//	     returns base.ErrDiskFailed, and no fsync is tried again.
+//	     returns base.ErrDiskFailed, and no fsync is tried again. RL11 is the
+//	     one exception.
 //	RL5  What recovery accepts it makes durable before Open returns, by writing
 //	     the last batch once more: its pages may be clean in the cache and
 //	     absent on disk after an fsync that failed.
@@ -36,4 +37,7 @@
 //	RL9  A tombstone stays for ever; the group comes back only under a higher
 //	     generation, and empty.
 //	RL10 A TermGuard never lets a term go back.
+//	RL11 A write that a full disk refuses (ENOSPC, at the write and not at its
+//	     fsync) waits and is tried again at the same place: nothing of it was
+//	     promised. Meanwhile OldestPendingSync grows. Open does not wait.
 package raftlog

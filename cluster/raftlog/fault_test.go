@@ -33,7 +33,7 @@ func TestFailedDiskStopsTheLog(t *testing.T) {
 					if op.Kind == vfs.OpSync || op.Kind == vfs.OpWrite {
 						after.Add(1)
 					}
-					return vfs.Fault{Err: syscall.ENOSPC, Partial: 17}
+					return vfs.Fault{Err: syscall.EIO, Partial: 17}
 				}
 				return vfs.Fault{}
 			})
@@ -45,7 +45,7 @@ func TestFailedDiskStopsTheLog(t *testing.T) {
 			must(t, g.StoreLogs(entries(1, 200, 1))) // the next batch rolls
 			armed.Store(true)
 			err := g.StoreLogs(entries(201, 201, 1))
-			if !errors.Is(err, base.ErrDiskFailed) || !errors.Is(err, syscall.ENOSPC) {
+			if !errors.Is(err, base.ErrDiskFailed) || !errors.Is(err, syscall.EIO) {
 				t.Fatalf("first failure: %v", err)
 			}
 			if err := <-failed; !errors.Is(err, base.ErrDiskFailed) {
@@ -103,6 +103,78 @@ func TestFailureLeavesAcknowledgedWrites(t *testing.T) {
 			t.Fatalf("last entry is %d, acknowledged %d", last, acked)
 		}
 		must(t, l.Close())
+	}
+}
+
+// TestFullDiskWaitsForSpace is RL11, B17: a write that a full disk refuses waits,
+// at the log's own writes and at a new segment, and goes on when there is space:
+// nothing is skipped, nothing is told twice.
+func TestFullDiskWaitsForSpace(t *testing.T) {
+	for _, kind := range []vfs.OpKind{vfs.OpWrite, vfs.OpCreate} {
+		t.Run(string(kind), func(t *testing.T) {
+			var full atomic.Bool
+			var tries atomic.Int64
+			mem := vfs.NewMem()
+			opt := small()
+			opt.FullRetry = time.Millisecond
+			opt.OnFull = func() { tries.Add(1) }
+			opt.OnFailure = func(err error) { t.Errorf("the log failed: %v", err) }
+			l := mustOpen(t, vfs.Faulty(mem, func(op vfs.Op) vfs.Fault {
+				if full.Load() && op.Kind == kind {
+					return vfs.Fault{Err: syscall.ENOSPC, Partial: 17}
+				}
+				return vfs.Fault{}
+			}), opt)
+			g := l.Group(1)
+			must(t, g.StoreLogs(entries(1, 200, 1))) // the next batch rolls
+			full.Store(true)
+			done := make(chan error, 1)
+			go func() { done <- g.StoreLogs(entries(201, 210, 1)) }()
+			waitFor(t, "several tries", func() bool { return tries.Load() > 5 })
+			if last, err := g.LastIndex(); last != 200 || err != nil || l.OldestPendingSync() == 0 || l.Err() != nil {
+				t.Fatalf("on the full disk: last %d, %v, pending %v, %v", last, err, l.OldestPendingSync(), l.Err())
+			}
+			full.Store(false)
+			must(t, <-done)
+			must(t, g.StoreLogs(entries(211, 220, 1)))
+			for seed := range int64(10) {
+				again := mustOpen(t, mem.CrashClone(seed), small())
+				if first, _ := again.Group(1).FirstIndex(); first != 1 {
+					t.Fatalf("the log begins at %d", first)
+				}
+				var e raft.Log
+				for i := uint64(1); i <= 220; i++ {
+					must(t, again.Group(1).GetLog(i, &e))
+					if e.Index != i {
+						t.Fatalf("entry %d at %d", e.Index, i)
+					}
+				}
+				must(t, again.Close())
+			}
+			must(t, l.Close())
+		})
+	}
+}
+
+// A log that is closed while it waits for space does not hang, and says why.
+func TestFullDiskDoesNotHangClose(t *testing.T) {
+	var full atomic.Bool
+	var tries atomic.Int64
+	opt := small()
+	opt.FullRetry, opt.OnFull = time.Millisecond, func() { tries.Add(1) }
+	l := mustOpen(t, vfs.Faulty(vfs.NewMem(), func(op vfs.Op) vfs.Fault {
+		if full.Load() && op.Kind == vfs.OpWrite {
+			return vfs.Fault{Err: syscall.ENOSPC}
+		}
+		return vfs.Fault{}
+	}), opt)
+	full.Store(true)
+	done := make(chan error, 1)
+	go func() { done <- l.Group(1).StoreLogs(entries(1, 1, 1)) }()
+	waitFor(t, "a try", func() bool { return tries.Load() > 0 })
+	must(t, l.Close())
+	if err := <-done; !errors.Is(err, base.ErrDiskFailed) || !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the write that waited: %v", err)
 	}
 }
 

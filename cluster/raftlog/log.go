@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/keelstate/keelstate/internal/base"
@@ -40,6 +41,12 @@ type Options struct {
 	// OnFailure is called once, on a goroutine of its own, when a write or an
 	// fsync has failed and the log is dead.
 	OnFailure func(error)
+	// OnFull is called on the committer's goroutine at each try to write that a
+	// full disk refused; the write waits and is tried again (RL11). It may make
+	// room; it must not call the log.
+	OnFull func()
+	// FullRetry is the time between two tries on a full disk; default 200 ms.
+	FullRetry time.Duration
 	// OnCorrupt is called on the goroutine that found it, for each damaged
 	// entry that a read meets. It must not block and not call the log.
 	OnCorrupt func(group base.GroupID, err error)
@@ -75,6 +82,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.MarkDelay == 0 {
 		o.MarkDelay = 50 * time.Millisecond
+	}
+	if o.FullRetry == 0 {
+		o.FullRetry = 200 * time.Millisecond
 	}
 }
 
@@ -117,7 +127,11 @@ type Log struct {
 	commit committer     // owned by the committer goroutine
 	kick   chan struct{} // capacity 1: the compactor has something to look at
 	stop   chan struct{} // closed by Close when the committer has ended
-	wg     sync.WaitGroup
+	// closing is closed by Close before that: no write waits for space any more.
+	closing chan struct{}
+	// running says that the committer runs; before, Open waits for nothing.
+	running bool
+	wg      sync.WaitGroup
 
 	mu struct {
 		sync.RWMutex
@@ -145,7 +159,7 @@ func Open(dir string, opt Options) (*Log, error) {
 	}
 	l := &Log{
 		dir: dir, opt: opt, lock: lock, base: time.Now(),
-		kick: make(chan struct{}, 1), stop: make(chan struct{}),
+		kick: make(chan struct{}, 1), stop: make(chan struct{}), closing: make(chan struct{}),
 	}
 	l.mu.groups = map[base.GroupID]*GroupLog{}
 	l.queue.wake = make(chan struct{}, 1)
@@ -156,6 +170,7 @@ func Open(dir string, opt Options) (*Log, error) {
 		return nil, errors.Join(fmt.Errorf("recovering the raft log in %s: %w", dir, err), lock.Close())
 	}
 	l.resizeCaches()
+	l.running = true
 	l.wg.Add(2)
 	go l.runCommitter()
 	go l.runCompactor()
@@ -168,6 +183,7 @@ func (l *Log) Close() error {
 	if !l.queue.close() {
 		return nil
 	}
+	close(l.closing)
 	l.wg.Wait()
 	var errs []error
 	l.mu.Lock()
@@ -207,6 +223,29 @@ func (l *Log) fail(doing string, cause error) error {
 		go l.opt.OnFailure(f.err)
 	}
 	return f.err
+}
+
+// withSpace does one step of writing, again and again while a full disk refuses
+// it (RL11): what was not written was not promised, so it may wait; it counts as
+// a write under way, whose age shows. Any other error is the end of the log.
+func (l *Log) withSpace(doing string, step func() error) error {
+	for {
+		err := step()
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, syscall.ENOSPC) || !l.running {
+			return l.fail(doing, err)
+		}
+		if l.opt.OnFull != nil {
+			l.opt.OnFull()
+		}
+		select {
+		case <-l.closing:
+			return l.fail(doing, err)
+		case <-time.After(l.opt.FullRetry):
+		}
+	}
 }
 
 // OldestPendingSync is the age of the write and fsync that is under way, 0 if
