@@ -161,13 +161,13 @@ func explained(balances []int64, open []*history.Op, want []int64) bool {
 func (b *bank) events() []event {
 	events := make([]event, 0, len(b.reads)+len(b.transfers))
 	for _, op := range b.transfers {
-		events = append(events, event{op: op, ret: op.Return, in: &registerIn{kind: regWrite, unknown: op.Open(), v: op.Arg[0]}})
+		events = append(events, event{op: op, call: op.Invoke, ret: op.Return, in: &registerIn{kind: regWrite, unknown: op.Open(), v: op.Arg[0]}})
 	}
 	for _, op := range b.reads {
 		if len(op.Result) == 0 {
 			continue
 		}
-		events = append(events, event{op: op, ret: op.Return, in: &registerIn{kind: regRead, done: op.Result[0] != 0, v: op.Result[0]}})
+		events = append(events, event{op: op, call: op.Invoke, ret: op.Return, in: &registerIn{kind: regRead, done: op.Result[0] != 0, v: op.Result[0]}})
 	}
 	return pruneRegister(events)
 }

@@ -225,10 +225,10 @@ func (c *counter) events() ([]event, bool) {
 		if op.Open() {
 			open++
 		}
-		events = append(events, event{op: op, ret: op.Return, in: &counterIn{v: op.Arg[0]}})
+		events = append(events, event{op: op, call: op.Invoke, ret: op.Return, in: &counterIn{v: op.Arg[0]}})
 	}
 	for _, op := range c.reads {
-		events = append(events, event{op: op, ret: op.Return, in: &counterIn{read: true, present: len(op.Result) == 1, v: sumRead(op)}})
+		events = append(events, event{op: op, call: op.Invoke, ret: op.Return, in: &counterIn{read: true, present: len(op.Result) == 1, v: sumRead(op)}})
 	}
 	return events, open <= maxExactOpen && len(events) <= maxExactOps
 }

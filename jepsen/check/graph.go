@@ -176,6 +176,35 @@ func (g *graph) components() (component []int32, count int32) {
 	return component, count
 }
 
+// bounds narrows the times within which each operation takes effect by those of
+// all that must come before and after it. The graph has no cycles: they have
+// been looked for. Then no time is left empty, for what ends before another
+// begins is in the graph.
+func (g *graph) bounds() (from, to []int64) {
+	component, count := g.components()
+	order := make([]int32, count) // last first
+	from, to = make([]int64, g.nodes), make([]int64, g.nodes)
+	for n := range g.nodes {
+		order[component[n]] = n
+		from[n], to[n] = math.MinInt64, history.Never
+		if int(n) < len(g.ops) {
+			from[n], to[n] = g.ops[n].Invoke, g.ops[n].Return
+		}
+	}
+	for _, n := range order {
+		for _, e := range g.out(n) {
+			to[n] = min(to[n], to[e.to])
+		}
+	}
+	slices.Reverse(order)
+	for _, n := range order {
+		for _, e := range g.out(n) {
+			from[e.to] = max(from[e.to], from[n])
+		}
+	}
+	return from, to
+}
+
 // shortest is a shortest cycle through a node within its component.
 func (g *graph) shortest(start int32, component []int32) []edge {
 	from := map[int32]edge{}
@@ -207,10 +236,34 @@ func (g *graph) shortest(start int32, component []int32) []edge {
 	return nil
 }
 
+// anomaly names a cycle as Adya and Elle do: by how many of its steps are a
+// write that was not seen, or else a write that was; and whether it needs the
+// real-time order.
+func anomaly(cycle []edge) string {
+	var count [edgeLink + 1]int
+	for _, e := range cycle {
+		count[e.kind]++
+	}
+	name := "G0"
+	switch {
+	case count[edgeRW] > 1:
+		name = "G2"
+	case count[edgeRW] == 1:
+		name = "G-single"
+	case count[edgeWR] > 0:
+		name = "G1c"
+	}
+	if count[edgeTime] > 0 {
+		name += "-realtime"
+	}
+	return name
+}
+
 // describe tells a cycle by its operations.
 func (g *graph) describe(cycle []edge) ([]int64, string) {
 	var ids []int64
 	var b strings.Builder
+	b.WriteString(" " + anomaly(cycle))
 	kind := edgeLink
 	for _, e := range cycle {
 		if int(e.from) < len(g.ops) {

@@ -19,8 +19,11 @@ const maxPart = 40000
 // event is one operation of a search.
 type event struct {
 	op *history.Op
-	// ret is op.Return, or earlier where it is known that an operation with an
-	// unknown outcome had taken effect by then.
+	// call is op.Invoke, or later where it is known that the operation took
+	// effect later.
+	call int64
+	// ret is op.Return, or earlier where it is known that the operation had taken
+	// effect by then.
 	ret int64
 	in  any // input and output in one, for the model
 }
@@ -47,7 +50,7 @@ func (m model) porcupine(init any) porcupine.Model {
 func operations(events []event) []porcupine.Operation {
 	ops := make([]porcupine.Operation, len(events))
 	for i, e := range events {
-		ops[i] = porcupine.Operation{Input: e.in, Call: e.op.Invoke, Return: e.ret}
+		ops[i] = porcupine.Operation{Input: e.in, Call: e.call, Return: e.ret}
 	}
 	return ops
 }
@@ -63,13 +66,13 @@ type segment struct {
 // state: what comes later does not depend on how it came about.
 func (m model) cut(key string, events []event) []segment {
 	slices.SortFunc(events, func(a, b event) int {
-		return cmp.Or(cmp.Compare(a.op.Invoke, b.op.Invoke), cmp.Compare(a.op.ID, b.op.ID))
+		return cmp.Or(cmp.Compare(a.call, b.call), cmp.Compare(a.op.ID, b.op.ID))
 	})
 	var out []segment
 	init, from := m.init, 0
 	latest := int64(math.MinInt64) // return of all before
 	for i, e := range events {
-		alone := latest < e.op.Invoke && (i+1 == len(events) || e.ret < events[i+1].op.Invoke)
+		alone := latest < e.call && (i+1 == len(events) || e.ret < events[i+1].call)
 		latest = max(latest, e.ret)
 		if !alone || i+1 == len(events) || i+1-from < minSegment {
 			continue
@@ -180,7 +183,7 @@ func (j *judge) shrink(m model, s segment) ([]event, *history.Op) {
 func (m model) prefix(events []event, until int64) []event {
 	var out []event
 	for _, e := range events {
-		if e.op.Invoke > until {
+		if e.call > until {
 			continue
 		}
 		if e.ret > until {

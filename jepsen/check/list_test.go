@@ -64,7 +64,7 @@ func TestListTellsTheCycle(t *testing.T) {
 	ops := number([]*history.Op{did("append", "a", ints(1), nil, 1, 20), did("append", "b", ints(1), nil, 1, 20),
 		many("read", 2, 9, ints(1), nil), many("read", 2, 9, nil, ints(1))})
 	res := List{}.Check(ops, Options{})
-	for _, want := range []string{"contradict", "is seen by", "did not see"} {
+	for _, want := range []string{"contradict", "G2", "is seen by", "did not see"} {
 		if !strings.Contains(res.Details[0].Text, want) {
 			t.Errorf("no %q in: %s", want, res.Details[0].Text)
 		}
@@ -73,6 +73,25 @@ func TestListTellsTheCycle(t *testing.T) {
 	slices.Sort(ids)
 	if !slices.Equal(ids, ints(1, 2, 3, 4)) {
 		t.Errorf("operations %v", ids)
+	}
+}
+
+// Cycles are named by their steps.
+func TestAnomaly(t *testing.T) {
+	for want, steps := range map[string][]edgeKind{
+		"G0":                {edgeWW, edgeWW},
+		"G1c":               {edgeWW, edgeWR},
+		"G-single":          {edgeRW, edgeWR, edgeWW, edgeLink},
+		"G-single-realtime": {edgeRW, edgeTime, edgeLink},
+		"G2":                {edgeRW, edgeRW},
+	} {
+		var cycle []edge
+		for _, k := range steps {
+			cycle = append(cycle, edge{kind: k})
+		}
+		if got := anomaly(cycle); got != want {
+			t.Errorf("%v: %s, want %s", steps, got, want)
+		}
 	}
 }
 

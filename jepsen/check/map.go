@@ -32,9 +32,12 @@ func (Map) Check(ops []*history.Op, o Options) Result {
 			if m.unfit {
 				continue
 			}
-			m.contradictions(j)
+			from, to := m.contradictions(j)
+			if j.failed() {
+				continue
+			}
 			if len(m.slots) <= mapSlots {
-				small, parts = append(small, key), append(parts, m.events())
+				small, parts = append(small, key), append(parts, m.events(from, to))
 			} else {
 				big++
 			}
@@ -48,11 +51,12 @@ func (Map) Check(ops []*history.Op, o Options) Result {
 	})
 }
 
-// contradictions looks for cycles. Maps are apart: together they are in order if
+// contradictions looks for cycles; if there are none it returns when each of the
+// inputs took effect, from and to. Maps are apart: together they are in order if
 // each is.
-func (m *mapOps) contradictions(j *judge) {
+func (m *mapOps) contradictions(j *judge) (from, to []int64) {
 	if j.failed() {
-		return
+		return nil, nil
 	}
 	ops := make([]*history.Op, len(m.inputs))
 	for n := range m.inputs {
@@ -60,17 +64,29 @@ func (m *mapOps) contradictions(j *judge) {
 	}
 	g := newGraph(ops)
 	m.edges(g)
-	for _, cycle := range g.cycles(3) {
+	cycles := g.cycles(3)
+	for _, cycle := range cycles {
 		ids, text := g.describe(cycle)
 		j.fail(m.key, ids, "the operations contradict each other:%s", text)
 	}
+	if len(cycles) > 0 {
+		return nil, nil
+	}
+	return g.bounds()
 }
 
 // mapSlots is how many user keys a state of the search holds.
 const mapSlots = 16
 
-// mapState holds the number of each slot's value; 0 is absent.
-type mapState [mapSlots]int32
+// mapValues holds the number of each slot's value; 0 is absent.
+type mapValues [mapSlots]int32
+
+// mapState is the values and how many open removals have been used up (see
+// events).
+type mapState struct {
+	v    mapValues
+	used [mapSlots]uint8
+}
 
 // seenValue is what an operation saw of one slot.
 type seenValue struct {
@@ -82,9 +98,18 @@ type seenValue struct {
 type mapIn struct {
 	write bool
 	scan  bool
-	slot  int      // of what is not a scan
-	value int32    // what a write leaves, 0 for a removal
-	all   mapState // what a read saw
+	slot  int       // of what is not a scan
+	value int32     // what a write leaves, 0 for a removal
+	all   mapValues // what a read saw
+	open  *openRemovals
+	end   int64 // of a read
+}
+
+// openRemovals are the removals of each slot with an unknown outcome: when the
+// first began, and how many there are.
+type openRemovals struct {
+	first [mapSlots]int64
+	count [mapSlots]uint8
 }
 
 // mapOps is one map: its operations in order of Invoke, and the numbers of its
@@ -272,78 +297,46 @@ func (m *mapOps) readEdges(g *graph, s *slotWrites, reader, value int32) {
 	}
 }
 
-// events are those of a search. An open put that was seen had taken effect by
-// the end of the first that saw it; one that nobody saw is left out, and so is
-// an open removal if nobody found its entry absent since: nothing can stand
-// between it and the next write of the entry.
-func (m *mapOps) events() []event {
-	first := make([]int64, len(m.puts)) // end of the first that saw it
-	absent := make([]int64, mapSlots)   // end of the last that found it absent
-	for k := range first {
-		first[k] = history.Never
+// events are those of a search, within the times of contradictions. An open put
+// that nobody saw is left out, for nothing can stand between it and the next
+// write of the entry. An open removal matters
+// only where the entry is then found absent, and may be put off until just
+// before: it is no event, but a read that finds a present entry absent uses it
+// up, if one had begun by the read's end. (It may then come before what ended
+// before it began: a little less is found, and nothing wrongly.)
+func (m *mapOps) events(from, to []int64) []event {
+	seen := m.seenPuts()
+	open := &openRemovals{}
+	for k := range open.first {
+		open.first[k] = history.Never
 	}
-	for k := range absent {
-		absent[k] = -1
-	}
-	var all mapState
 	for _, in := range m.inputs {
-		if in.write {
-			continue
-		}
-		in.state(&all)
-		for _, v := range in.saw {
-			first[v.value] = min(first[v.value], in.op.Return)
-		}
-		for slot := range m.slotsSeen(in) {
-			if all[slot] == 0 {
-				absent[slot] = max(absent[slot], in.op.Return)
-			}
+		if in.write && in.value == 0 && in.op.Open() {
+			open.first[in.slot] = min(open.first[in.slot], in.op.Invoke)
+			open.count[in.slot] = max(open.count[in.slot]+1, open.count[in.slot])
 		}
 	}
 	events := make([]event, 0, len(m.inputs))
-	for _, in := range m.inputs {
-		e := event{op: in.op, ret: in.op.Return}
-		i := &mapIn{write: in.write, slot: in.slot, value: in.value, scan: in.scan}
-		switch {
-		case !in.write:
-			in.state(&i.all)
+	for n, in := range m.inputs {
+		if in.op.Open() && !seen[in.value] {
+			continue
+		}
+		i := &mapIn{write: in.write, slot: in.slot, value: in.value, scan: in.scan, open: open, end: in.op.Return}
+		if !in.write {
+			in.values(&i.all)
 			if !in.scan {
 				i.slot = in.saw[0].slot
 			}
-		case !in.op.Open():
-		case in.value == 0 && absent[in.slot] < in.op.Invoke:
-			continue
-		case in.value != 0 && first[in.value] == history.Never:
-			continue
-		case in.value != 0 && first[in.value] >= in.op.Invoke:
-			e.ret = first[in.value]
 		}
-		e.in = i
-		events = append(events, e)
+		events = append(events, event{op: in.op, call: from[n], ret: to[n], in: i})
 	}
 	return events
 }
 
-// state fills what a read saw.
-func (in *mapInput) state(s *mapState) {
-	*s = mapState{}
+// values fills in what a read saw.
+func (in *mapInput) values(s *mapValues) {
 	for _, v := range in.saw {
 		s[v.slot] = v.value
-	}
-}
-
-// slotsSeen are the slots that a read says something about.
-func (m *mapOps) slotsSeen(in mapInput) func(func(int) bool) {
-	return func(yield func(int) bool) {
-		if !in.scan {
-			yield(in.saw[0].slot)
-			return
-		}
-		for slot := range len(m.slots) {
-			if !yield(slot) {
-				return
-			}
-		}
 	}
 }
 
@@ -353,18 +346,39 @@ func mapModel() model {
 		step: func(state, in any) (bool, any) {
 			s, i := state.(mapState), in.(*mapIn)
 			switch {
-			case i.scan:
-				return s == i.all, state
-			case !i.write:
-				return s[i.slot] == i.all[i.slot], state
+			case i.write:
+				s.v[i.slot] = i.value
+				return true, s
+			case !i.scan:
+				return i.sees(&s, i.slot), s
+			case s.v == i.all:
+				return true, state
 			}
-			s[i.slot] = i.value
+			for slot := range mapSlots {
+				if !i.sees(&s, slot) {
+					return false, nil
+				}
+			}
 			return true, s
 		},
 		open: func(in any) (any, bool) { return in, in.(*mapIn).write },
 		pins: func(in any) (any, bool) {
 			i := in.(*mapIn)
-			return i.all, i.scan
+			return mapState{v: i.all}, i.scan
 		},
 	}
+}
+
+// sees says whether a read fits the state of a slot, with an open removal if
+// it takes one.
+func (i *mapIn) sees(s *mapState, slot int) bool {
+	switch {
+	case s.v[slot] == i.all[slot]:
+		return true
+	case i.all[slot] != 0 || i.open.first[slot] > i.end || s.used[slot] == i.open.count[slot]:
+		return false
+	}
+	s.v[slot] = 0
+	s.used[slot]++
+	return true
 }

@@ -37,14 +37,25 @@ type registerIn struct {
 	kind    registerKind
 	unknown bool
 	done    bool  // a read found a value; a CAS or create was not refused
-	blind   bool  // the result is not looked at: it is of no use, see prune
+	blind   bool  // the result is not looked at, see dropSilent
+	clears  int   // open clears that began before the end, see dropSilent
 	a, v    int64 // v: the value written or read
 }
 
-// register is the state: a value, or absent.
+// register is the state: a value, or absent; and how many open clears have been
+// used up.
 type register struct {
 	present bool
 	v       int64
+	used    int
+}
+
+// without is the state after an open clear, if there is one for the operation.
+func (s register) without(i *registerIn) (register, bool) {
+	if s.used >= i.clears {
+		return s, false
+	}
+	return register{used: s.used + 1}, true
 }
 
 func registerModel() model {
@@ -53,6 +64,9 @@ func registerModel() model {
 		step: func(state, in any) (bool, any) { return stepRegister(state, in.(*registerIn)) },
 		open: func(in any) (any, bool) {
 			open := *in.(*registerIn)
+			if open.unknown {
+				return in, true
+			}
 			if open.kind == regRead || (!open.done && (open.kind == regCAS || open.kind == regCreate)) {
 				return nil, false
 			}
@@ -74,29 +88,42 @@ func registerModel() model {
 
 func stepRegister(state any, i *registerIn) (bool, any) {
 	s := state.(register)
+	put := func(s register) (bool, any) { return true, register{present: true, v: i.v, used: s.used} }
 	switch i.kind {
 	case regWrite:
-		return true, register{present: true, v: i.v}
+		return put(s)
 	case regClear:
-		return true, register{}
+		return true, register{used: s.used}
 	case regRead:
+		if s.present && !i.done {
+			return second(s.without(i))
+		}
 		return s.present == i.done && (!s.present || s.v == i.v), state
+	}
+	if i.blind {
+		return true, state
 	}
 	holds := !s.present
 	if i.kind == regCAS {
 		holds = s.present && s.v == i.a
 	}
 	switch {
-	case i.blind:
+	case i.unknown && !holds, holds == i.done && !holds:
 		return true, state
-	case !i.unknown && holds != i.done:
-		return false, nil
-	case holds:
-		return true, register{present: true, v: i.v}
+	case i.unknown, holds && i.done:
+		return put(s)
+	case i.kind == regCreate && i.done: // there is a value, unless it was cleared
+		without, ok := s.without(i)
+		_, after := put(without)
+		return ok, after
+	case i.kind == regCAS && !i.done: // it is what was wanted, unless it was cleared
+		return second(s.without(i))
 	default:
-		return true, state
+		return false, nil
 	}
 }
+
+func second(s register, ok bool) (bool, any) { return ok, s }
 
 // registerInput translates an operation, nil if it has no meaning.
 func registerInput(op *history.Op) *registerIn {
@@ -147,7 +174,7 @@ func (j *judge) registerEvents(ops []*history.Op) []event {
 			j.malformed(op)
 			continue
 		}
-		events = append(events, event{op: op, ret: op.Return, in: in})
+		events = append(events, event{op: op, call: op.Invoke, ret: op.Return, in: in})
 	}
 	return pruneRegister(events)
 }
@@ -161,7 +188,12 @@ const maxSilent = 5
 //
 //   - A write with an unknown outcome whose value was seen had taken effect by
 //     the end of the first operation that saw it.
-//   - One whose value nobody saw can be left out: no operation can stand between
+//   - So a compare-and-set or create with an unknown outcome whose value was seen
+//     was not refused.
+//   - A clear with an unknown outcome matters only where the register is then
+//     found to be absent, and may be put off until just before: it is no event,
+//     but what finds a value gone may use it up.
+//   - A write whose value nobody saw can be left out: no operation can stand between
 //     it and the next write, but for a refused compare-and-set, which wants the
 //     value to be another. Such refusals keep it in. If that were too many, they
 //     are not believed: a weaker check, but no false one.
@@ -174,13 +206,17 @@ func pruneRegister(events []event) []event {
 			seen[v] = ret
 		}
 	}
-	refused, unknown := int64(-1), 0 // end of the last refusal; open writes
+	refused, unknown := int64(-1), 0 // end of the last refusal; open operations
 	for _, e := range events {
 		in := e.in.(*registerIn)
 		switch {
 		case in.kind == regRead && in.done:
 			see(in.v, e.ret)
-		case in.kind == regRead, in.kind == regClear:
+		case in.kind == regRead:
+		case in.kind == regClear:
+			if in.unknown {
+				unknown++
+			}
 		case writes[in.v]:
 			return events // not unique: every order counts
 		default:
@@ -191,7 +227,7 @@ func pruneRegister(events []event) []event {
 				if in.kind == regCAS {
 					from[in.v] = in.a
 				}
-			case in.kind != regWrite && !in.done:
+			case in.refused():
 				refused = max(refused, e.ret)
 			case in.kind == regCAS:
 				see(in.a, e.ret)
@@ -220,37 +256,48 @@ func seeThrough(seen, from map[int64]int64, see func(v, ret int64)) {
 
 func dropSilent(events []event, seen map[int64]int64, refused int64) []event {
 	silent, first := 0, int64(history.Never)
+	clears, cleared := 0, int64(history.Never) // open ones, when the first began
 	out := events[:0]
 	var open []event // silent, but of use for a refusal
 	for _, e := range events {
 		in := e.in.(*registerIn)
-		if !in.unknown || in.kind == regClear {
+		switch ret, ok := seen[in.v]; {
+		case !in.unknown:
 			out = append(out, e)
-			continue
-		}
-		if ret, ok := seen[in.v]; ok {
+		case in.kind == regClear:
+			clears++
+			cleared = min(cleared, e.op.Invoke)
+		case ok:
 			if ret >= e.op.Invoke { // else it is wrong anyhow
 				e.ret = ret
 			}
+			applied := *in
+			applied.unknown, applied.done = false, true
+			e.in = &applied
 			out = append(out, e)
-			continue
-		}
-		if e.op.Invoke <= refused {
+		case e.op.Invoke <= refused:
 			silent++
 			first = min(first, e.op.Invoke)
 			open = append(open, e)
 		}
 	}
 	if silent <= maxSilent {
-		return append(out, open...)
+		out = append(out, open...)
+		first = history.Never
 	}
 	for i, e := range out {
-		in := e.in.(*registerIn)
-		if e.ret >= first && !in.unknown && !in.done && (in.kind == regCAS || in.kind == regCreate) {
-			blind := *in
-			blind.blind = true
-			out[i].in = &blind
+		in := *e.in.(*registerIn)
+		in.blind = e.op.Return >= first && in.refused() && e.op.Return != history.Never
+		if e.ret >= cleared {
+			in.clears = clears
 		}
+		out[i].in = &in
 	}
 	return out
+}
+
+// refused says that a compare-and-set or create surely found its condition not
+// to hold.
+func (in *registerIn) refused() bool {
+	return !in.unknown && !in.done && (in.kind == regCAS || in.kind == regCreate)
 }

@@ -77,6 +77,16 @@ func TestRegisterCases(t *testing.T) {
 		"unknown cas explains a refusal": {[]*history.Op{w(1, 1, 2), cas(1, 2, 0, 3, 0), cas(1, 3, 0, 5, 6)}, Pass},
 		"unknown write, then cas, seen":  {[]*history.Op{w(1, 1, 2), w(2, 3, 0), cas(2, 3, 0, 4, 0), r(5, 6, 3)}, Pass},
 		"unknown cas of what never was":  {[]*history.Op{w(1, 1, 2), cas(2, 3, 0, 4, 0), r(5, 6, 3)}, Fail},
+		"unknown clear seen":             {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), r(5, 6)}, Pass},
+		"unknown clear unseen":           {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), r(5, 6, 1)}, Pass},
+		"unknown clear seen twice":       {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), r(5, 6), w(2, 7, 8), r(9, 10)}, Fail},
+		"two unknown clears":             {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), did("clear", "k", nil, nil, 4, 0), r(5, 6), w(2, 7, 8), r(9, 10)}, Pass},
+		"unknown clear seen too early":   {[]*history.Op{w(1, 1, 2), r(3, 4), did("clear", "k", nil, nil, 5, 0)}, Fail},
+		"unknown clear before a create":  {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), did("create", "k", ints(2), ints(1), 4, 5), r(6, 7, 2)}, Pass},
+		"unknown clear, refused cas":     {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), cas(1, 2, 0, 4, 5), r(6, 7)}, Pass},
+		"refused cas, then the old":      {[]*history.Op{w(1, 1, 2), did("clear", "k", nil, nil, 3, 0), cas(1, 2, 0, 4, 5), r(6, 7, 1)}, Fail},
+		"unknown create seen":            {[]*history.Op{did("create", "k", ints(2), nil, 1, 0), r(3, 4, 2)}, Pass},
+		"unknown create over a value":    {[]*history.Op{w(1, 1, 2), did("create", "k", ints(2), nil, 3, 0), r(5, 6, 2)}, Fail},
 		"create twice":                   {[]*history.Op{did("create", "k", ints(1), ints(1), 1, 2), did("create", "k", ints(2), ints(1), 3, 4)}, Fail},
 		"create refused":                 {[]*history.Op{did("create", "k", ints(1), ints(1), 1, 2), did("create", "k", ints(2), ints(0), 3, 4), r(5, 6, 1)}, Pass},
 		"same value twice":               {[]*history.Op{w(1, 1, 2), w(2, 3, 0), w(2, 4, 0), r(5, 6, 2), w(1, 7, 8), r(9, 10, 2)}, Pass},
@@ -180,17 +190,17 @@ func registers(r *rand.Rand, procs, n, lossy int) []*history.Op {
 			}
 			return
 		case "write":
-			s = register{true, op.Arg[0]}
+			s = register{present: true, v: op.Arg[0]}
 		case "clear":
 			s = register{}
 		case "cas":
 			if s.present && s.v == op.Arg[0] {
-				s, holds = register{true, op.Arg[1]}, 1
+				s, holds = register{present: true, v: op.Arg[1]}, 1
 			}
 			op.Result = ints(holds)
 		case "create":
 			if !s.present {
-				s, holds = register{true, op.Arg[0]}, 1
+				s, holds = register{present: true, v: op.Arg[0]}, 1
 			}
 			op.Result = ints(holds)
 		}
