@@ -3,9 +3,11 @@ package host
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 
 	"github.com/keelstate/keelstate/jepsen/faultfs"
 )
@@ -57,8 +59,12 @@ func (c Capabilities) Missing() []string {
 	return missing
 }
 
-// Detect finds out what the machine can do.
-func Detect() Capabilities {
+// Detect finds out, once per process, what the machine can do.
+func Detect() Capabilities { return maps.Clone(detected()) }
+
+var detected = sync.OnceValue(detect)
+
+func detect() Capabilities {
 	c := make(Capabilities)
 	var root error
 	if os.Geteuid() != 0 {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package host
 
 import (
@@ -220,6 +222,9 @@ func TestProcesses(t *testing.T) {
 	if code, _ := other.Ended(); code != 0 {
 		t.Errorf("exit code %d", code)
 	}
+	if d := other.Deaths(); len(d) != 1 || d[0].Code != 0 || d[0].Node != "n2" || len(n.Deaths()) != 0 {
+		t.Errorf("deaths: %v %v", d, n.Deaths())
+	}
 	must(t, f.StartAll())
 	if !n.Running() || !other.Running() || !n.LogHas("# start 3 of n1") {
 		t.Error("not all run again")
@@ -271,6 +276,9 @@ func TestGroups(t *testing.T) {
 			t.Errorf("took over the limit: %s", answer)
 		}
 		must(t, await(10*time.Second, "it is killed", func() bool { _, ended := n.Ended(); return ended }))
+		if d := n.Deaths(); len(d) != 1 || d[0].Signal != "killed" || d[0].Code != -1 {
+			t.Errorf("deaths: %v", d)
+		}
 		must(t, n.Group.LimitMemory(0))
 		must(t, n.Start())
 		listening(t, n)
@@ -397,6 +405,11 @@ func TestSweep(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(netnsDir, ns)); err == nil {
 		t.Error("the namespace is still there")
+	}
+	routes, err := output("", "ip", "-o", "route", "show", "type", "unreachable")
+	must(t, err)
+	if strings.Contains(routes, fmt.Sprint("metric ", guardBase+cmd.Process.Pid)) || !strings.Contains(routes, "metric "+guardMetric()) {
+		t.Errorf("guarding routes: %q", routes)
 	}
 	if answer := order(t, living.Nodes[0], 5*time.Second, "write f 10"); strings.HasPrefix(answer, "error") || answer == "" {
 		t.Errorf("the living one was swept: %q", answer)

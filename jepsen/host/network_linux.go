@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,8 +18,11 @@ const Client = "client"
 // netnsDir is where the ip command keeps namespaces.
 const netnsDir = "/run/netns"
 
-// guardMetric marks the routes that keep packets on the machine (HO3).
-const guardMetric = "42424242"
+// guardBase plus the harness's process number is the metric of the routes that
+// keep packets on the machine (HO3), so that each shows whose it is (HO2).
+const guardBase = 1_200_000_000
+
+func guardMetric() string { return strconv.Itoa(guardBase + os.Getpid()) }
 
 // Network is a bridge with one namespace per node, and the faults in it.
 type Network struct {
@@ -71,11 +75,22 @@ func (n *Network) claim() error {
 			last = errors.Join(err, errors.New("every subnet that was tried is in use"))
 			continue
 		}
-		if last = run("", "ip", "route", "add", "unreachable", n.subnet+".0/24", "metric", guardMetric); last == nil {
+		if last = n.guard("add"); last != nil {
+			continue
+		}
+		// Another harness may have had the same idea at the same time.
+		there, err := output("", "ip", "-o", "route", "show", "root", n.subnet+".0/24")
+		if err == nil && strings.Count(there, "\n") == 1 {
 			return nil
 		}
+		last = errors.Join(err, n.guard("del"), errors.New("another harness was quicker"))
 	}
 	return fmt.Errorf("finding a subnet: %w", last)
+}
+
+// guard adds or deletes the route that keeps packets on the machine.
+func (n *Network) guard(verb string) error {
+	return run("", "ip", "route", verb, "unreachable", n.subnet+".0/24", "metric", guardMetric())
 }
 
 func (n *Network) build(hosts []string) error {
@@ -121,7 +136,7 @@ func (n *Network) close() error {
 		err = errors.Join(err, removeLink(n.veth(host)), removeNetns(n.ns(host)))
 	}
 	err = errors.Join(err, removeLink(n.bridge()))
-	return errors.Join(err, run("", "ip", "route", "del", "unreachable", n.subnet+".0/24", "metric", guardMetric))
+	return errors.Join(err, n.guard("del"))
 }
 
 func removeLink(name string) error {
@@ -182,23 +197,24 @@ func linkOwner(name string) (int, bool) {
 	return int(pid), err == nil && pid > 1
 }
 
-// sweepRoutes removes guarding routes whose bridge is gone.
+// sweepRoutes removes the guarding routes of dead harnesses.
 func sweepRoutes() error {
 	routes, err := output("", "ip", "-o", "route", "show", "type", "unreachable")
 	if err != nil {
 		return nil // no ip command: then there are no routes of ours
 	}
+	var failed error
 	for _, line := range strings.Split(routes, "\n") {
 		fields := strings.Fields(line)
-		if len(fields) < 2 || !strings.Contains(line, "metric "+guardMetric) {
+		i := slices.Index(fields, "metric")
+		if i < 0 || i+1 >= len(fields) {
 			continue
 		}
-		if there, err := output("", "ip", "route", "show", "root", fields[1], "scope", "link"); err != nil || there != "" {
+		metric, err := strconv.Atoi(fields[i+1])
+		if err != nil || metric <= guardBase || !ofDead(fmt.Sprintf("%s%d-0", namePrefix, metric-guardBase)) {
 			continue
 		}
-		if e := run("", "ip", "route", "del", "unreachable", fields[1], "metric", guardMetric); e != nil {
-			err = errors.Join(err, e)
-		}
+		failed = errors.Join(failed, run("", "ip", "route", "del", "unreachable", fields[1], "metric", fields[i+1]))
 	}
-	return err
+	return failed
 }

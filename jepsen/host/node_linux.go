@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -38,12 +40,30 @@ type Node struct {
 		extra   []string
 		env     []string
 	}
+	// deaths has a lock of its own: a process is waited for while mu is held.
+	deaths struct {
+		sync.Mutex
+		list []Death
+	}
+}
+
+// Death is the end of a node's process that the harness did not ask for. Faults
+// of disk and memory bring some (exit code 70; signal "killed" by the kernel); any
+// other is a finding.
+type Death struct {
+	Node string    `json:"node"`
+	Time time.Time `json:"time"`
+	// Code is the exit code, -1 if a signal ended it, which Signal then names.
+	Code   int    `json:"code"`
+	Signal string `json:"signal,omitempty"`
 }
 
 // process is one life of a node.
 type process struct {
 	cmd  *exec.Cmd
 	gone chan struct{} // closed when it has ended and was waited for
+	// asked is set before the harness ends it.
+	asked atomic.Bool
 }
 
 func (p *process) ended() bool {
@@ -85,6 +105,9 @@ func (n *Node) Start() error {
 	p := &process{cmd: cmd, gone: make(chan struct{})}
 	n.fleet.wg.Go(func() {
 		_ = cmd.Wait() // how it ended is in its state and its log
+		if !p.asked.Load() {
+			n.noteDeath(cmd)
+		}
 		close(p.gone)
 	})
 	n.mu.process = p
@@ -94,6 +117,23 @@ func (n *Node) Start() error {
 		}
 	}
 	return nil
+}
+
+func (n *Node) noteDeath(cmd *exec.Cmd) {
+	d := Death{Node: n.ID, Time: time.Now(), Code: cmd.ProcessState.ExitCode()}
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		d.Signal = ws.Signal().String()
+	}
+	n.deaths.Lock()
+	defer n.deaths.Unlock()
+	n.deaths.list = append(n.deaths.list, d)
+}
+
+// Deaths are the ends of the node's processes that the harness did not ask for.
+func (n *Node) Deaths() []Death {
+	n.deaths.Lock()
+	defer n.deaths.Unlock()
+	return slices.Clone(n.deaths.list)
 }
 
 func (n *Node) flags() []string {
@@ -154,6 +194,7 @@ func (n *Node) Stop(ctx context.Context) (int, error) {
 	if p == nil {
 		return 0, nil
 	}
+	p.asked.Store(true)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return 0, fmt.Errorf("stopping %s: %w", n.ID, err)
 	}
@@ -179,6 +220,7 @@ func (n *Node) killLocked() error {
 	if p == nil {
 		return nil
 	}
+	p.asked.Store(true)
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("killing %s: %w", n.ID, err)
 	}

@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -5,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -148,6 +153,10 @@ func (e *Env) rebooted(in *Injection, nodes []*host.Node, seed uint64) *Injectio
 		if err := heal(ctx); err != nil || done {
 			return err
 		}
+		in.Outcome = "it had not ended by itself"
+		if code, ended := nodes[0].Ended(); ended {
+			in.Outcome = fmt.Sprintf("it had ended by itself, with code %d", code)
+		}
 		release := e.holdDown(nodes)
 		_, err := e.Fleet.PowerLoss(nodes, faultfs.DropAll, seed)
 		done = err == nil
@@ -188,7 +197,7 @@ func (e *Env) powerLoss(choose chooser) func(context.Context, *rand.Rand) (*Inje
 		for i, r := range reports {
 			lost = append(lost, fmt.Sprintf("%s (%s)", nodes[i].ID, r))
 		}
-		return &Injection{names(nodes), "power loss: " + strings.Join(lost, "; "), func(context.Context) error { return release() }}, nil
+		return newInjection(names(nodes), "power loss: "+strings.Join(lost, "; "), func(context.Context) error { return release() }), nil
 	}
 }
 
@@ -210,10 +219,11 @@ func (e *Env) lyingFsync(_ context.Context, rnd *rand.Rand) (*Injection, error) 
 	in.Heal = func(ctx context.Context) error {
 		if !lost {
 			hold := e.holdDown(nodes)
-			if _, err := e.Fleet.PowerLoss(nodes, mode, seed); err != nil {
+			reports, err := e.Fleet.PowerLoss(nodes, mode, seed)
+			if err != nil {
 				return errors.Join(err, hold())
 			}
-			lost, release = true, hold
+			lost, release, in.Outcome = true, hold, reports[0].String()
 		}
 		if err := honest(ctx); err != nil {
 			return err
@@ -246,18 +256,34 @@ func (e *Env) proveWithout(ctx context.Context, down *host.Node) error {
 	}
 }
 
-// flipTarget is a file of a victim and what it is called in reports.
-func flipTarget(rnd *rand.Rand, n *host.Node) (string, int64, error) {
+// digits of names tell files of one class apart.
+var digits = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
+
+// flipTarget draws a file of a victim: first a class of files, such as #.sst or
+// MANIFEST-#, all equally likely, then one of the class.
+func (e *Env) flipTarget(rnd *rand.Rand, n *host.Node) (path string, size int64, err error) {
 	files, err := n.Files()
 	if err != nil {
 		return "", 0, err
 	}
-	for _, path := range shuffled(rnd, files) {
-		if info, err := os.Stat(path); err == nil && info.Size() > 0 {
-			return path, info.Size(), nil
+	sizes, classes := make(map[string]int64), make(map[string][]string)
+	for _, path := range files {
+		info, err := os.Stat(path)
+		base := filepath.Base(path)
+		spared := slices.ContainsFunc(e.SpareFiles, func(glob string) bool { ok, err := filepath.Match(glob, base); return ok && err == nil })
+		if err != nil || info.Size() == 0 || spared {
+			continue
 		}
+		sizes[path] = info.Size()
+		class := digits.ReplaceAllString(base, "#")
+		classes[class] = append(classes[class], path)
 	}
-	return "", 0, fmt.Errorf("%s has no files: %w", n.ID, ErrNotNow)
+	if len(classes) == 0 {
+		return "", 0, fmt.Errorf("%s has no files: %w", n.ID, ErrNotNow)
+	}
+	all := classes[slices.Sorted(maps.Keys(classes))[rnd.IntN(len(classes))]]
+	path = all[rnd.IntN(len(all))]
+	return path, sizes[path], nil
 }
 
 // bitFlip kills a victim, flips one bit of one of its files, and starts it when it
@@ -272,7 +298,7 @@ func (e *Env) bitFlip(_ context.Context, rnd *rand.Rand) (*Injection, error) {
 	if err := n.Kill(); err != nil {
 		return nil, errors.Join(err, release())
 	}
-	path, size, err := flipTarget(rnd, n)
+	path, size, err := e.flipTarget(rnd, n)
 	if err != nil {
 		return nil, errors.Join(err, release())
 	}
@@ -288,8 +314,8 @@ func (e *Env) bitFlip(_ context.Context, rnd *rand.Rand) (*Injection, error) {
 	if err != nil {
 		return nil, errors.Join(err, release())
 	}
-	return &Injection{names(nodes), fmt.Sprintf("kill -9 of %s; bit %d of byte %d of %d of %s is flipped", n.ID, flip.Bit, flip.Offset, size, rel),
-		func(context.Context) error { return release() }}, nil
+	return newInjection(names(nodes), fmt.Sprintf("kill -9 of %s; bit %d of byte %d of %d of %s is flipped", n.ID, flip.Bit, flip.Offset, size, rel),
+		func(context.Context) error { return release() }), nil
 }
 
 func flipPlain(path string, flip faultfs.Flip) error {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -53,6 +55,12 @@ type Injection struct {
 	Description string
 	// Heal undoes it, also after a failure and more than once.
 	Heal func(context.Context) error
+	// Outcome is set by Heal where only then something can be told.
+	Outcome string
+}
+
+func newInjection(targets []string, description string, heal func(context.Context) error) *Injection {
+	return &Injection{Targets: targets, Description: description, Heal: heal}
 }
 
 // Fault can be injected.
@@ -81,32 +89,26 @@ type Env struct {
 	// StopLimit bounds a graceful stop, after which the node is killed; default
 	// 40 s.
 	StopLimit time.Duration
+	// SpareFiles are globs of base names that no bit flip hits, for files whose
+	// damage the product answers by refusing to start.
+	SpareFiles []string
 
 	victims []string
 
 	mu struct {
 		sync.Mutex
 		// down counts, by node, the faults that want it down (NE4).
-		down   map[string]int
-		deaths []Death
+		down map[string]int
 	}
 }
 
-// Death is the end of a node's process that nobody asked for. Faults of disk and
-// memory bring some (exit code 70, signal 9); any other is a finding.
-type Death struct {
-	Node string `json:"node"`
-	// Code is the exit code, -1 for a signal.
-	Code int `json:"code"`
-	// Seen is when it was noticed, at the next start.
-	Seen time.Time `json:"seen"`
-}
-
 // Deaths are the ends of processes that nobody asked for, so far.
-func (e *Env) Deaths() []Death {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return slices.Clone(e.mu.deaths)
+func (e *Env) Deaths() []host.Death {
+	var all []host.Death
+	for _, n := range e.Fleet.Nodes {
+		all = append(all, n.Deaths()...)
+	}
+	return all
 }
 
 // NewEnv chooses the victims of a run by its seed (NE6).
@@ -214,14 +216,7 @@ func (e *Env) upLocked(n *host.Node) error {
 	if e.mu.down[n.ID] > 0 || n.Running() {
 		return nil
 	}
-	e.noteDeathLocked(n)
 	return n.Start()
-}
-
-func (e *Env) noteDeathLocked(n *host.Node) {
-	if code, ended := n.Ended(); ended {
-		e.mu.deaths = append(e.mu.deaths, Death{n.ID, code, time.Now()})
-	}
 }
 
 // upAll starts every node that is down though no fault wants it so.
@@ -238,9 +233,6 @@ func (e *Env) upAll() error {
 func (e *Env) HealAll(ctx context.Context) error {
 	e.mu.Lock()
 	clear(e.mu.down)
-	for _, n := range e.Fleet.Nodes {
-		e.noteDeathLocked(n)
-	}
 	e.mu.Unlock()
 	failed := e.Fleet.Heal()
 	if e.Clock != nil {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -114,7 +116,7 @@ func (e *Env) partition(s shape) func(context.Context, *rand.Rand) (*Injection, 
 		if err != nil {
 			return nil, errors.Join(err, c.heal())
 		}
-		return &Injection{targets, description, func(context.Context) error { return c.heal() }}, nil
+		return newInjection(targets, description, func(context.Context) error { return c.heal() }), nil
 	}
 }
 
@@ -206,7 +208,7 @@ func (e *Env) everywhere(effect func(*rand.Rand, *host.NetFault) string) func(co
 		if err := c.add(f); err != nil {
 			return nil, errors.Join(err, c.heal())
 		}
-		return &Injection{targets, description, func(context.Context) error { return c.heal() }}, nil
+		return newInjection(targets, description, func(context.Context) error { return c.heal() }), nil
 	}
 }
 
@@ -229,7 +231,7 @@ func background(targets []string, description string, run func(ctx context.Conte
 	go func() { done <- run(ctx) }()
 	var once sync.Once
 	var failed error
-	return &Injection{targets, description, func(context.Context) error {
+	return newInjection(targets, description, func(context.Context) error {
 		once.Do(func() {
 			cancel()
 			failed = <-done
@@ -237,7 +239,7 @@ func background(targets []string, description string, run func(ctx context.Conte
 		err := errors.Join(failed, heal())
 		failed = nil
 		return err
-	}}
+	})
 }
 
 // pauseFor is a gap in a schedule; it says whether there is more to come.

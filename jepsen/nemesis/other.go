@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -76,9 +78,9 @@ func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 		// Under other faults this is nothing special.
 		outcome = "it failed: " + err.Error()
 	}
-	return &Injection{[]string{leaders[shard], others[0]},
+	return newInjection([]string{leaders[shard], others[0]},
 		fmt.Sprintf("transfer of shard %d from %s to %s: %s", shard, leaders[shard], others[0], outcome),
-		func(context.Context) error { return nil }}, nil
+		func(context.Context) error { return nil }), nil
 }
 
 // committedWithout asks for hashes of all replicas, for which every shard commits
@@ -89,7 +91,7 @@ func (e *Env) committedWithout(ctx context.Context, down *host.Node) error {
 		return err
 	}
 	// The exit code tells of the node that is down; the output tells more.
-	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", "10s")
+	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", "5s")
 	var hashes struct {
 		Items []struct {
 			Shard   int    `json:"shard"`

@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -50,8 +52,8 @@ func (e *Env) kill(choose chooser) func(context.Context, *rand.Rand) (*Injection
 		if failed != nil {
 			return nil, errors.Join(failed, release())
 		}
-		return &Injection{names(nodes), "kill -9 of " + strings.Join(names(nodes), ", "),
-			func(context.Context) error { return release() }}, nil
+		return newInjection(names(nodes), "kill -9 of "+strings.Join(names(nodes), ", "),
+			func(context.Context) error { return release() }), nil
 	}
 }
 
@@ -79,7 +81,7 @@ func (e *Env) restart(choose chooser) func(context.Context, *rand.Rand) (*Inject
 		if len(killed) > 0 {
 			what += "; killed after " + e.StopLimit.String() + ": " + strings.Join(killed, ", ")
 		}
-		return &Injection{names(nodes), what, func(context.Context) error { return release() }}, nil
+		return newInjection(names(nodes), what, func(context.Context) error { return release() }), nil
 	}
 }
 
@@ -127,7 +129,7 @@ func inject(nodes []*host.Node, description string, do, undo func(*host.Node) er
 			return nil, errors.Join(err, heal(context.Background()))
 		}
 	}
-	return &Injection{names(nodes), description, heal}, nil
+	return newInjection(names(nodes), description, heal), nil
 }
 
 // groupLacks says why something of control groups is not possible.

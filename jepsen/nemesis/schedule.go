@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -74,7 +76,7 @@ func (r Record) String() string {
 	case r.End.IsZero():
 		return fmt.Sprintf("step %d: %s: %s", r.Step, r.Name, r.Description)
 	}
-	return fmt.Sprintf("step %d: %s healed after %s", r.Step, r.Name, r.End.Sub(r.Begin).Round(time.Millisecond))
+	return fmt.Sprintf("step %d: %s healed after %s: %s", r.Step, r.Name, r.End.Sub(r.Begin).Round(time.Millisecond), r.Description)
 }
 
 // Scheduler draws faults and injects them.
@@ -266,6 +268,9 @@ func (s *Scheduler) heal(ctx context.Context, f *force) {
 	s.mu.Lock()
 	r := &s.mu.records[f.record]
 	r.End = time.Now()
+	if f.in.Outcome != "" {
+		r.Description += "; " + f.in.Outcome
+	}
 	if err != nil {
 		r.Error = "healing: " + err.Error()
 	}

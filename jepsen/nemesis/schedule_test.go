@@ -1,3 +1,5 @@
+//go:build linux
+
 package nemesis
 
 import (
@@ -51,7 +53,7 @@ func (p *pretend) Inject(_ context.Context, rnd *rand.Rand) (*Injection, error) 
 	p.w.most = max(p.w.most, len(p.w.inForce))
 	p.w.log = append(p.w.log, fmt.Sprint(p.name, rnd.IntN(1000)))
 	tries := 0
-	return &Injection{[]string{"n1"}, "pretended", func(ctx context.Context) error {
+	return newInjection([]string{"n1"}, "pretended", func(ctx context.Context) error {
 		p.w.mu.Lock()
 		defer p.w.mu.Unlock()
 		if ctx.Err() != nil {
@@ -62,7 +64,7 @@ func (p *pretend) Inject(_ context.Context, rnd *rand.Rand) (*Injection, error) 
 		}
 		delete(p.w.inForce, p.name)
 		return nil
-	}}, nil
+	}), nil
 }
 
 func newWorld(t *testing.T) (*world, []Fault) {
