@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -210,7 +211,7 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
 	c.budget.called()
-	var last *Error
+	var last, why *Error         // why is the newest that says more than that time ran out
 	outcome := OutcomeNotApplied // of all attempts so far
 	again := false               // the last attempt calls for another
 	for round := 0; ; round++ {
@@ -230,6 +231,9 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 				outcome = OutcomeUnknown
 			}
 			last.Outcome = outcome
+			if !errors.Is(last, ErrDeadline) {
+				why = last
+			}
 			// f is idempotent, so an unknown outcome is no obstacle.
 			// The server may say that the attempt's time is over just before our
 			// own clock does.
@@ -240,7 +244,11 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 		}
 		switch {
 		case ctx.Err() != nil:
-			return deadlineError(fmt.Errorf("%w: %w", ctx.Err(), last), outcome)
+			e := deadlineError(fmt.Errorf("%w: %w", ctx.Err(), last), outcome)
+			if e.Hint == "" && why != nil {
+				e.Hint = "before, " + strings.TrimPrefix(why.Error(), "keel: ")
+			}
+			return e
 		case c.ctx.Err() != nil:
 			return newError(ErrClosed, outcome, "")
 		case !again:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/internal/base"
 )
@@ -226,5 +228,25 @@ func TestSilentScan(t *testing.T) {
 	}
 	if !errors.Is(err, ErrDeadline) {
 		t.Fatalf("got %v, want the call timeout", err)
+	}
+}
+
+// A call that runs out of time says what the last answer before said.
+func TestCallOutOfTimeTellsTheLastRefusal(t *testing.T) {
+	f := newFake(t, 1)
+	c := f.client()
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	n := 0
+	err := c.Call(ctx, func(ctx context.Context, _ grpc.ClientConnInterface) error {
+		if n++; n == 1 {
+			return apierr.ToStatus(&base.Error{Cause: base.ErrNoQuorum, Ordinal: -1, Hint: "start node n9"}).Err()
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	var e *Error
+	if !errors.As(err, &e) || !errors.Is(e, ErrDeadline) || !strings.Contains(e.Hint, "start node n9") {
+		t.Fatalf("got %v", err)
 	}
 }
