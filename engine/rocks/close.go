@@ -25,6 +25,7 @@ func (s *Store) Close() error {
 	}
 	s.mu.closed = true
 	s.mu.Unlock()
+	close(s.closing)
 	C.ks_interrupt(s.c)
 	s.gate.shut()
 

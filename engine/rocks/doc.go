@@ -29,4 +29,6 @@
 //	RO6  Every native object is freed by its owner on every path; LiveObjects is
 //	     0 when all drivers are closed.
 //	RO7  No native function calls back into Go.
+//	RO8  A full disk stops nothing for good: Write waits, RocksDB is asked to
+//	     go on, and the batch is applied once there is space.
 package rocks

@@ -135,6 +135,9 @@ ks_status ks_stats(ks_family* f, ks_family_stats* out);
 // The background error that has not been recovered from, and the duration of
 // the last flush of any family.
 ks_status ks_background_error(ks_store* s);
+// Asks the database to go on after a background error; waits for the flush that
+// this takes.
+ks_status ks_resume(ks_store* s);
 uint64_t ks_last_flush_micros(ks_store* s);
 uint64_t ks_flush_count(ks_store* s);
 

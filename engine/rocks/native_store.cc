@@ -410,6 +410,10 @@ ks_status ks_verify(ks_store* s) {
   });
 }
 
+ks_status ks_resume(ks_store* s) {
+  return Guarded([&] { return FromRocks(s->db->Resume()); });
+}
+
 ks_status ks_background_error(ks_store* s) { return s->watch->Error(); }
 uint64_t ks_last_flush_micros(ks_store* s) { return s->watch->last_flush_micros.load(); }
 uint64_t ks_flush_count(ks_store* s) { return s->watch->flushes.load(); }

@@ -119,7 +119,7 @@ func (d *Driver) openFamilies(dir, abs string, names []string, readOnly bool) (*
 	if err := take(C.ks_open(d.c, cdir, ro, &native[0], cnames, C.size_t(len(names)), &refs[0], &c)); err != nil {
 		return nil, err
 	}
-	s := &Store{driver: d, dir: dir, abs: abs, c: c, gate: newGate()}
+	s := &Store{driver: d, dir: dir, abs: abs, c: c, gate: newGate(), closing: make(chan struct{})}
 	fs := make(families, len(names))
 	for i, p := range list {
 		fs[p.id] = newFamily(p.id, p.o, refs[i])

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -28,6 +29,8 @@ type Store struct {
 	abs    string // the driver's claim; empty in Verify
 	c      *C.ks_store
 	gate   *gate
+	// closing is closed when Close begins: a write waits for space no longer.
+	closing chan struct{}
 	// families are the live ones; replaced by EnsureFamily and DropFamily, which
 	// belong to the one writer.
 	families atomic.Pointer[families]
@@ -175,7 +178,8 @@ func (s *Store) reapDropped() {
 // base.ErrNotFound (no such family), base.ErrInvalid, or base.ErrCorrupt or
 // base.ErrFormatVersion for a merge operand that the family's kind does not
 // take (RO5). While a background error stands, it is returned and nothing is
-// applied.
+// applied; but on a full disk Write waits until there is space, or until Close
+// (RO8).
 func (s *Store) Write(b *engine.Batch) error {
 	if err := s.enter("writing batch"); err != nil {
 		return err
@@ -185,10 +189,32 @@ func (s *Store) Write(b *engine.Batch) error {
 	if len(p) == 0 {
 		return nil
 	}
-	if err := take(C.ks_write(s.c, chars(p), C.size_t(len(p)))); err != nil {
+	err := take(C.ks_write(s.c, chars(p), C.size_t(len(p))))
+	for errors.Is(err, syscall.ENOSPC) && s.resume() {
+		err = take(C.ks_write(s.c, chars(p), C.size_t(len(p))))
+	}
+	if err != nil {
 		return fmt.Errorf("writing batch of %d operations: %w", b.Len(), err)
 	}
 	return nil
+}
+
+// fullRetry is the time between two tries to go on after a full disk.
+const fullRetry = 250 * time.Millisecond
+
+// resume waits a little and asks RocksDB to go on after a failed flush or
+// compaction; it says false when the store is closing. RocksDB refused the batch
+// before it applied any of it, since the background error stood, so that the
+// same batch may be tried again.
+func (s *Store) resume() bool {
+	select {
+	case <-s.closing:
+		return false
+	case <-time.After(fullRetry):
+	}
+	// Its error stands as the background error that the next write meets.
+	_ = take(C.ks_resume(s.c))
+	return true
 }
 
 // Flush implements engine.Store; it names all families (RO1).
