@@ -9,6 +9,7 @@ import (
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // applyEntry applies one entry to the batch. An error stops the machine.
@@ -79,6 +80,7 @@ func (m *Machine) applyCommand(index uint64, c *Command, out *Outcome) error {
 		for _, id := range c.Sessions {
 			m.sessions.forget(id)
 		}
+		failpoint.Hit("raftfsm.session.forget")
 	case CommandHashMark:
 		if c.MarkID == 0 {
 			out.Err = base.Invalid("mark_id", "choose an id that is not 0")
@@ -97,6 +99,7 @@ func (m *Machine) applyInit(i *Init, out *Outcome) error {
 		}
 		return nil
 	}
+	failpoint.Hit("raftfsm.init.begin")
 	m.core.initialised = true
 	m.core.group, m.core.birth = i.Group, i.Birth
 	m.core.rng, m.core.m = i.Range, i.M
@@ -135,6 +138,7 @@ func (m *Machine) applyDeclare(ds []state.Declaration, out *Outcome) error {
 		decls[d.ID] = d
 		m.tx.Batch().Put(engine.MetaFamily, declarationKey(d.ID), encodeDeclaration(&d.Declaration))
 	}
+	failpoint.Hit("raftfsm.declare.families-made")
 	m.decls = decls
 	m.core.generation++
 	return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // Options of a Machine. None of them changes what a command does.
@@ -183,6 +184,7 @@ func (e *UnreadableCommand) Unwrap() error { return e.Cause }
 // written; after a failure every outcome is unknown (RF8).
 func (m *Machine) ApplyBatch(entries []Entry) []Outcome {
 	out := make([]Outcome, len(entries))
+	failpoint.Hit("raftfsm.apply.begin")
 	first := 0 // of the outcomes whose batch is not written yet
 	err := m.failed()
 	if err == nil {
@@ -241,11 +243,15 @@ func (m *Machine) commit() error {
 	m.mu.Lock()
 	ref := m.mu.ref
 	m.mu.Unlock()
+	if err := failpoint.Err("raftfsm.apply.before-store"); err != nil {
+		return fmt.Errorf("writing batch up to index %d: %w", m.core.appliedIndex, err)
+	}
 	m.writing.Add(1)
 	if err := ref.store.Write(b); err != nil {
 		m.writing.Add(1)
 		return fmt.Errorf("writing batch up to index %d: %w", m.core.appliedIndex, err)
 	}
+	failpoint.Hit("raftfsm.apply.after-store")
 	m.stats.add(&m.counts, b)
 	m.publish(ref)
 	m.writing.Add(1)
@@ -308,9 +314,11 @@ func (m *Machine) dropFamilies() error {
 		m.mu.Lock()
 		store := m.mu.ref.store
 		m.mu.Unlock()
+		failpoint.Hit("raftfsm.drop-family.begin")
 		if err := store.DropFamily(id); err != nil {
 			return fmt.Errorf("dropping family %d: %w", id, err)
 		}
+		failpoint.Hit("raftfsm.drop-family.end")
 		d.gone = true
 		m.dropped[id] = d
 		m.undropped--

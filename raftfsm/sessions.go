@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 )
 
@@ -70,6 +71,7 @@ func (t *sessionTable) touch(s *session) {
 
 // create adds a session that the shard sees for the first time.
 func (t *sessionTable) create(id base.SessionID, r keygroup.Range) *session {
+	failpoint.Hit("raftfsm.session.create")
 	s := &session{id: id, rng: r}
 	t.byID[id] = s
 	t.touch(s)

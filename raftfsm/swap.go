@@ -8,6 +8,7 @@ import (
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // Swap replaces the store by one that holds a newer state of the same shard: an
@@ -32,6 +33,7 @@ func (m *Machine) Swap(store engine.Store, released func(old engine.Store)) erro
 	if l.core.appliedIndex < m.core.appliedIndex {
 		return fmt.Errorf("swapping index %d for older index %d: %w", m.core.appliedIndex, l.core.appliedIndex, base.ErrConflict)
 	}
+	failpoint.Hit("raftfsm.swap.begin")
 	m.mu.Lock()
 	old := m.mu.ref
 	m.mu.Unlock()
@@ -39,6 +41,7 @@ func (m *Machine) Swap(store engine.Store, released func(old engine.Store)) erro
 	if err := m.adopt(store, func(s engine.Store) { _ = s.Close() }); err != nil {
 		return fmt.Errorf("swapping store: %w", err)
 	}
+	failpoint.Hit("raftfsm.swap.adopted")
 	if released == nil {
 		released = closing
 	}

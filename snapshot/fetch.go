@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // Source opens files of a snapshot elsewhere, from an offset on. Close of what
@@ -59,6 +60,7 @@ func Fetch(ctx context.Context, src Source, m *Manifest, dir string, o FetchOpti
 			if err := f.file(gctx, &m.Files[i]); err != nil {
 				return fmt.Errorf("fetching file %s: %w", m.Files[i].Name, err)
 			}
+			failpoint.Hit("snapshot.fetch.file-done")
 			return nil
 		})
 	}
@@ -68,6 +70,7 @@ func Fetch(ctx context.Context, src Source, m *Manifest, dir string, o FetchOpti
 	if err := removeStrangers(root, dir, m); err != nil {
 		return fmt.Errorf("fetching snapshot: %w", err)
 	}
+	failpoint.Hit("snapshot.fetch.before-sync")
 	return errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)))
 }
 
@@ -161,6 +164,7 @@ func (f *fetch) download(ctx context.Context, want *File) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("snapshot.fetch.part-made")
 	h := sha256.New()
 	have, err := f.resume(out, want, h)
 	if err == nil {
@@ -179,6 +183,9 @@ func (f *fetch) download(ctx context.Context, want *File) error {
 	if h.Sum(sum[:0]); sum != want.SHA256 {
 		// Nothing of it can be trusted: start anew the next time.
 		return errors.Join(fmt.Errorf("wrong content: %w", base.ErrCorrupt), f.root.Remove(part))
+	}
+	if err := failpoint.Err("snapshot.fetch.before-rename"); err != nil {
+		return err
 	}
 	return f.root.Rename(part, want.Name)
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // hashParallel bounds the files that are hashed at once.
@@ -197,6 +198,7 @@ func Link(dst, src string, m *Manifest) error {
 	}
 	defer from.Close()
 	for i := range m.Files {
+		failpoint.Hit("snapshot.link.before-file")
 		f := &m.Files[i]
 		if err := checkName(f.Name); err != nil {
 			return err
@@ -209,6 +211,7 @@ func Link(dst, src string, m *Manifest) error {
 			return fmt.Errorf("linking file %s: %w", f.Name, err)
 		}
 	}
+	failpoint.Hit("snapshot.link.before-sync")
 	return errors.Join(syncDir(dst), syncDir(filepath.Dir(dst)))
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/vfs"
 )
 
@@ -187,15 +188,26 @@ func (l *Log) writeAndSync(data []byte, records int) error {
 	defer l.inflight.Store(0)
 	off := c.active.size.Load()
 	doing := fmt.Sprintf("writing %d bytes to %s at %d", len(data), c.active.path, off)
-	if err := l.withSpace(doing, func() error { _, err := c.active.file.WriteAt(data, off); return err }); err != nil {
+	err := l.withSpace(doing, func() error {
+		if err := failpoint.Err("raftlog.append.before-write"); err != nil {
+			return err
+		}
+		_, err := c.active.file.WriteAt(data, off)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	if err := l.fillAhead(off+int64(len(data)), len(data)); err != nil {
 		return err
 	}
-	if err := c.active.file.SyncData(); err != nil {
+	if err = failpoint.Err("raftlog.append.before-sync"); err == nil {
+		err = c.active.file.SyncData()
+	}
+	if err != nil {
 		return l.fail("syncing "+c.active.path, err)
 	}
+	failpoint.Hit("raftlog.append.after-sync")
 	c.active.size.Store(off + int64(len(data)))
 	c.unitPos, c.unmarked, c.hasBody = 0, true, true
 	l.opt.Metrics.batch(time.Since(l.base)-start, records, len(data))
@@ -247,6 +259,7 @@ func (l *Log) writeMark() {
 	l.inflight.Store(max(int64(time.Since(l.base)), 1))
 	defer l.inflight.Store(0)
 	off := c.active.size.Load()
+	failpoint.Hit("raftlog.mark.before-write")
 	if _, err := c.active.file.WriteAt(b, off); errors.Is(err, syscall.ENOSPC) {
 		return // the next batch waits for space; a mark proves only what is there
 	} else if err != nil {
@@ -284,20 +297,25 @@ func (l *Log) roll() error {
 	l.inflight.Store(max(int64(time.Since(l.base)), 1))
 	defer l.inflight.Store(0)
 	old := c.active
+	failpoint.Hit("raftlog.rotate.begin")
 	seal := controlRecord(recSeal, l.ident, old.salt, c.seq, c.unitPos, nil)
 	next, seq, err := l.createSegment(old.id+1, c.seq+1)
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("raftlog.rotate.head-made")
 	if err := l.trim(); err != nil {
 		return err
 	}
+	failpoint.Hit("raftlog.rotate.before-seal")
 	if err := l.withSpace("sealing "+old.path, func() error { _, err := old.file.WriteAt(seal, old.size.Load()); return err }); err != nil {
 		return err
 	}
+	failpoint.Hit("raftlog.rotate.before-seal-sync")
 	if err := old.file.SyncData(); err != nil {
 		return l.fail("syncing "+old.path, err)
 	}
+	failpoint.Hit("raftlog.rotate.sealed")
 	old.size.Add(int64(len(seal)))
 	c.active, c.seq, c.unitPos, c.unmarked, c.hasBody, c.filled = next, seq, 0, false, false, 0
 	l.mu.Lock()
@@ -336,7 +354,11 @@ func (l *Log) createSegment(id uint32, seq uint64) (*segment, uint64, error) {
 		_ = f.Close()
 		return nil, 0, err
 	}
-	if err = f.Sync(); err == nil {
+	if err = failpoint.Err("raftlog.head.before-sync"); err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		failpoint.Hit("raftlog.head.before-dir-sync")
 		err = l.opt.FS.SyncDir(l.dir)
 	}
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // moveBytes is how much the compactor writes forward in one record: small
@@ -69,7 +71,9 @@ func (l *Log) removeOldest(s *segment) bool {
 	l.mu.segments = l.mu.segments[1:]
 	n := len(l.mu.segments)
 	l.mu.Unlock()
+	failpoint.Hit("raftlog.remove-segment.begin")
 	err := l.opt.FS.Remove(s.path)
+	failpoint.Hit("raftlog.remove-segment.before-sync")
 	if err == nil {
 		err = l.opt.FS.SyncDir(l.dir)
 	}
@@ -134,7 +138,9 @@ func (l *Log) moveSome(s *segment, g *GroupLog, moves []move) (int, bool) {
 		o.buf = append(o.buf, b...)
 	}
 	o.moves = moves[:n]
+	failpoint.Hit("raftlog.move.before-write")
 	err := l.do(o.seal())
+	failpoint.Hit("raftlog.move.written")
 	if err != nil && !errors.Is(err, errMoved) {
 		// A tombstone, too, means that the entries are dead: only a dead or
 		// closed log ends the round for good, and compactOnce sees that.

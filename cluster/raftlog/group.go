@@ -8,6 +8,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // GroupLog is one group's part of the log: its LogStore and its StableStore.
@@ -173,9 +174,11 @@ func (g *GroupLog) DeleteRange(lo, hi uint64) error {
 	if lo > hi {
 		return g.log.Err()
 	}
+	failpoint.Hit("raftlog.cut.begin")
 	if err := g.log.do(newDeleteOp(g, lo, hi)); err != nil {
 		return fmt.Errorf("deleting entries %d to %d of %s: %w", lo, hi, g.id, err)
 	}
+	failpoint.Hit("raftlog.cut.end")
 	return nil
 }
 

@@ -9,12 +9,15 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
-// The keys under which hashicorp/raft keeps its term and its vote's term.
+// The keys under which hashicorp/raft keeps its term, its vote's term and for
+// whom it voted.
 const (
 	keyCurrentTerm  = "CurrentTerm"
 	keyLastVoteTerm = "LastVoteTerm"
+	keyLastVoteCand = "LastVoteCand"
 )
 
 // TermGuard is a StableStore that never lets a term go back (rules R1, RL10).
@@ -73,7 +76,12 @@ func (t *TermGuard) guardedLocked(key []byte, term uint64, write func() error) e
 	// Raised before the write: a reader must not miss a term that is about to
 	// be promised.
 	t.highest.Store(term)
-	return write()
+	if err := failpoint.Err("raftlog.term.before-store"); err != nil {
+		return err
+	}
+	err := write()
+	failpoint.Hit("raftlog.term.after-store")
+	return err
 }
 
 func (t *TermGuard) stopOn(err error) error {
@@ -85,6 +93,10 @@ func (t *TermGuard) stopOn(err error) error {
 
 // Set implements raft.StableStore.
 func (t *TermGuard) Set(key, val []byte) error {
+	if failpoint.Enabled && string(key) == keyLastVoteCand {
+		// Between the two halves of a vote: its term is stored, for whom is not.
+		failpoint.Hit("raftlog.vote.before-candidate")
+	}
 	write := func() error { return t.store.Set(key, val) }
 	if len(val) == 8 {
 		return t.guarded(key, binary.BigEndian.Uint64(val), write)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/vfs"
 )
 
@@ -66,7 +67,7 @@ func (o *Options) EnsureDefaults() {
 		o.FS = vfs.OS
 	}
 	if o.SegmentBytes == 0 {
-		o.SegmentBytes = 64 << 20
+		o.SegmentBytes = failpoint.Int("raftlog.segment-bytes", 64<<20)
 	}
 	if o.CacheBytes == 0 {
 		o.CacheBytes = 64 << 20
@@ -329,6 +330,7 @@ func (l *Log) Groups() []GroupState {
 // under a higher one (R3); anything else is base.ErrConflict.
 func (l *Log) CreateGroup(id base.GroupID, generation uint64) error {
 	g := l.Group(id)
+	failpoint.Hit("raftlog.create-group.begin")
 	if err := l.do(newUint64Op(opCreate, g, recCreate, generation)); err != nil {
 		return fmt.Errorf("creating generation %d of %s in the raft log: %w", generation, id, err)
 	}
@@ -339,6 +341,7 @@ func (l *Log) CreateGroup(id base.GroupID, generation uint64) error {
 // mark. Whoever writes to the group afterwards gets base.ErrNoSuchShard.
 func (l *Log) Tombstone(id base.GroupID) error {
 	g := l.Group(id)
+	failpoint.Hit("raftlog.tombstone.begin")
 	if err := l.do(newRecordOp(opTombstone, g, recTombstone, nil)); err != nil {
 		return fmt.Errorf("deleting %s from the raft log: %w", id, err)
 	}

@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // recover reads the log, mends what a crash left (RL3), makes durable what it
@@ -86,10 +88,12 @@ func (l *Log) openSegments(sc *scan) error {
 
 // mendTail cuts a torn tail off and writes the last unit once more (RL5).
 func mendTail(s *segment, in *scannedSegment) error {
+	failpoint.Hit("raftlog.recover.before-mend")
 	_, err := s.file.WriteAt(in.unit, in.unitOff)
 	if err == nil && in.fileSize > in.end {
 		err = s.file.Truncate(in.end)
 	}
+	failpoint.Hit("raftlog.recover.before-sync")
 	if err == nil {
 		err = s.file.Sync()
 	}

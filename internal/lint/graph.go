@@ -134,9 +134,10 @@ func mayImport() map[string][]string {
 	return map[string][]string{
 		"internal/base":        {},
 		"internal/vfs":         {"internal/base"},
+		"internal/failpoint":   {},
 		"internal/logbridge":   {},
 		"keygroup":             {"internal/base"},
-		"engine":               {"internal/base", "internal/binfmt", "internal/invariants", "internal/vfs", "engine", "keygroup"},
+		"engine":               {"internal/base", "internal/binfmt", "internal/failpoint", "internal/invariants", "internal/vfs", "engine", "keygroup"},
 		"objectstore":          {"internal/base", "internal/binfmt", "internal/vfs", "objectstore"},
 		"broadcast":            {"internal/base", "internal/binfmt", "internal/invariants", "broadcast", "keygroup"},
 		"snapshot":             {"internal", "snapshot", "engine", "objectstore", "keygroup"},
