@@ -29,42 +29,6 @@ func (a *app) clusterCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) clusterInit() *cobra.Command {
-	var nodes []string
-	var req keelstatepb.InitClusterRequest
-	var wait time.Duration
-	c := &cobra.Command{
-		Use:   "init --nodes ID=RAFT-ADDRESS,...",
-		Short: "Found the cluster of exactly these nodes",
-		Long: `init founds the cluster on the node called and admits exactly the nodes listed.
-The same init again resumes or shows the founding; another list is refused.`,
-		Example: `  keelctl cluster init --nodes n1=127.0.0.1:7411,n2=127.0.0.1:7412,n3=127.0.0.1:7413
-  keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, n := range nodes {
-				id, address, ok := strings.Cut(n, "=")
-				if !ok || id == "" || address == "" {
-					return usage(fmt.Errorf("--nodes: %q is not ID=RAFT-ADDRESS", n))
-				}
-				req.Nodes = append(req.Nodes, &keelstatepb.InitNode{Id: id, RaftAddress: address})
-			}
-			if len(req.Nodes) == 0 {
-				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
-			}
-			a.boundBy(cmd, wait)
-			return a.initCluster(cmd.Context(), &req)
-		},
-	}
-	f := c.Flags()
-	f.StringSliceVar(&nodes, "nodes", nil, "every node of the cluster, ID=RAFT-ADDRESS")
-	f.Uint32Var(&req.KeyGroups, "key-groups", 0, "number of key groups for ever, 0 for 128")
-	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
-	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
-	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
-	return c
-}
-
 // boundBy bounds a command by its --wait, unless a --timeout that was given (by
 // flag or environment) is shorter or the wait is only the default.
 func (a *app) boundBy(cmd *cobra.Command, wait time.Duration) {
@@ -74,40 +38,6 @@ func (a *app) boundBy(cmd *cobra.Command, wait time.Duration) {
 	shorter := a.timeout == 0 || wait < a.timeout
 	if !a.given(cmd, "timeout") || cmd.Flags().Changed("wait") && shorter {
 		a.timeout = wait
-	}
-}
-
-func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
-	ctx, cancel := a.bounded(ctx)
-	defer cancel()
-	phase := ""
-	for {
-		var resp *keelstatepb.InitClusterResponse
-		err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-			resp, err = keelstatepb.NewAdminClient(conn).InitCluster(ctx, req)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if resp.GetPhase() != phase {
-			phase = resp.GetPhase()
-			a.prose("founding %s: %s", resp.GetOperationId(), phase)
-		}
-		done := phase == phaseDone
-		if !done {
-			select {
-			case <-ctx.Done():
-			case <-time.After(statusPause):
-				continue
-			}
-		}
-		err = a.printDone("Founding", record{{name: "cluster", value: resp.GetClusterId()}, {name: "operation", value: resp.GetOperationId()},
-			{name: "phase", value: phase}, {name: "resumed", value: resp.GetResumed()}})
-		if err == nil && !done {
-			return &unhealthy{fmt.Sprintf("the founding goes on in phase %s; the same command waits for it", phase)}
-		}
-		return err
 	}
 }
 

@@ -2,12 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/keelstate/keelstate/api/apierr"
+	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
+	"github.com/keelstate/keelstate/internal/base"
 )
 
 // halfFounded is a cluster whose founding waits for the node n3, which is down.
@@ -38,4 +44,77 @@ func TestWhileFoundingTheClusterIsNotReady(t *testing.T) {
 			t.Errorf("%s: %+v", line, f)
 		}
 	}
+}
+
+// An init that waits for a node that is down says which, ends with 6 in time,
+// and goes on when it is asked again.
+func TestInitNamesTheMissingNode(t *testing.T) {
+	c := cluster.New(t, cluster.Options{Unfounded: true})
+	c.Stop(2)
+	var nodes []string
+	for _, n := range c.Nodes().Spec().Nodes {
+		nodes = append(nodes, string(n.ID)+"="+n.RaftAddr)
+	}
+	spec := c.Nodes().Spec()
+	line := []string{"cluster", "init", "--nodes", strings.Join(nodes, ","), "--shards", fmt.Sprint(spec.Shards),
+		"--key-groups", fmt.Sprint(spec.KeyGroups), "--replication", fmt.Sprint(spec.Replication), "-o", "json"}
+	type founded struct {
+		Cluster, Operation, Phase, Problem string
+	}
+	initial := func(on string, wait string) (code int, f founded, stderr string) {
+		t.Helper()
+		code, stdout, stderr := keelctl(on, append(slices.Clone(line), "--wait", wait)...)
+		if err := json.Unmarshal([]byte(stdout), &f); err != nil {
+			t.Fatalf("exit %d, %v in %q, %s", code, err, stdout, stderr)
+		}
+		return code, f, stderr
+	}
+	for _, i := range []int{0, 1} { // the founder, and a node that passes it on
+		code, f, stderr := initial(c.Endpoints()[i], "4s")
+		if code != exitUnhealthy || f.Phase != "admit" || f.Cluster == "" || f.Operation == "" || !strings.Contains(f.Problem, "n3") {
+			t.Errorf("init at node %d: exit %d, %+v, %s", i, code, f, stderr)
+		}
+		if !strings.Contains(stderr, "founding "+f.Operation+": phase admit: node n3") {
+			t.Errorf("init at node %d does not name the node on the way: %s", i, stderr)
+		}
+	}
+	c.Start(2)
+	if code, f, stderr := initial(c.Endpoints()[1], "30s"); code != exitDone || f.Phase != "done" || f.Problem != "" {
+		t.Errorf("the same init again: exit %d, %+v, %s", code, f, stderr)
+	}
+	// Another list is refused, and at once, whatever the wait.
+	line[3] = nodes[0]
+	code, _, stderr := keelctl(c.Endpoints()[0], append(slices.Clone(line), "--wait", "1m")...)
+	if code != exitRefused {
+		t.Errorf("another list: exit %d, %s", code, stderr)
+	}
+}
+
+// An init of which nothing is known ends with what the attempts said: unknown
+// where one may have begun to found, and the newest hint.
+func TestInitWithoutAnAnswer(t *testing.T) {
+	on := serveAdmin(t, &mute{})
+	f := failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+	if f.ExitCode != exitUnknown || f.Outcome != "unknown" {
+		t.Errorf("a node that never answers: %+v", f)
+	}
+	on = serveAdmin(t, &mute{err: &base.Error{Cause: base.ErrUnavailable, Ordinal: -1, Hint: "start node n1"}})
+	f = failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+	if f.ExitCode != exitUnavailable && f.ExitCode != exitUnknown || !strings.Contains(f.Hint, "start node n1") {
+		t.Errorf("a founder that is down: %+v", f)
+	}
+}
+
+// mute answers an init with an error, or never.
+type mute struct {
+	keelstatepb.UnimplementedAdminServer
+	err error
+}
+
+func (m *mute) InitCluster(ctx context.Context, _ *keelstatepb.InitClusterRequest) (*keelstatepb.InitClusterResponse, error) {
+	if m.err != nil {
+		return nil, apierr.ToStatus(m.err).Err()
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
 }

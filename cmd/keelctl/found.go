@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
+)
+
+func (a *app) clusterInit() *cobra.Command {
+	var nodes []string
+	var req keelstatepb.InitClusterRequest
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "init --nodes ID=RAFT-ADDRESS,...",
+		Short: "Found the cluster of exactly these nodes",
+		Long: `init founds the cluster on the node called and admits exactly the nodes listed.
+The same init again resumes or shows the founding; another list is refused.`,
+		Example: `  keelctl cluster init --nodes n1=127.0.0.1:7411,n2=127.0.0.1:7412,n3=127.0.0.1:7413
+  keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, n := range nodes {
+				id, address, ok := strings.Cut(n, "=")
+				if !ok || id == "" || address == "" {
+					return usage(fmt.Errorf("--nodes: %q is not ID=RAFT-ADDRESS", n))
+				}
+				req.Nodes = append(req.Nodes, &keelstatepb.InitNode{Id: id, RaftAddress: address})
+			}
+			if len(req.Nodes) == 0 {
+				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
+			}
+			a.boundBy(cmd, wait)
+			return a.initCluster(cmd.Context(), &req)
+		},
+	}
+	f := c.Flags()
+	f.StringSliceVar(&nodes, "nodes", nil, "every node of the cluster, ID=RAFT-ADDRESS")
+	f.Uint32Var(&req.KeyGroups, "key-groups", 0, "number of key groups for ever, 0 for 128")
+	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
+	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
+	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
+	return c
+}
+
+// How long one step of an init takes. A node may keep an init for as long as it
+// is given, so steps are short where the founding can be looked at. Where it
+// cannot, the node called waits for the founder itself and says after a while
+// that it cannot reach it: an attempt must be longer than that (ten seconds).
+const (
+	shortStep    = 2 * time.Second
+	longStep     = 15 * time.Second
+	foundAttempt = 12 * time.Second
+	leastStep    = 100 * time.Millisecond
+)
+
+// foundOperation is the kind of the operation that founds a cluster.
+const foundOperation = "found"
+
+// founding is an init that is under way, and what is known of it.
+type founding struct {
+	app *app
+	req *keelstatepb.InitClusterRequest
+
+	cluster, operation string
+	phase              string // empty while nothing is known
+	problem            string // what the phase waits for
+	resumed            any    // nil while no node has answered the init itself
+	asked              bool
+	unknown            bool   // an attempt may have begun to found
+	hint               string // the newest that an error had
+}
+
+func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	f := &founding{app: a, req: req}
+	for {
+		err := f.ask(ctx)
+		if err != nil && (ctx.Err() == nil && !askAgain(err) || ctx.Err() != nil && f.phase == "") {
+			return f.failed(err)
+		}
+		if f.ended() || ctx.Err() != nil {
+			return f.report()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(statusPause):
+		}
+	}
+}
+
+// ask makes one attempt, and looks at the operation if the attempt did not end
+// the founding.
+func (f *founding) ask(ctx context.Context) error {
+	step, cancel := context.WithTimeout(ctx, f.step(ctx))
+	defer cancel()
+	f.asked = true
+	var resp *keelstatepb.InitClusterResponse
+	err := f.app.call(step, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		resp, err = keelstatepb.NewAdminClient(conn).InitCluster(ctx, f.req)
+		return err
+	}, keel.AttemptTimeout(foundAttempt))
+	if err == nil {
+		f.cluster, f.operation, f.resumed = resp.GetClusterId(), resp.GetOperationId(), resp.GetResumed()
+		problem := ""
+		if resp.GetPhase() == f.phase {
+			problem = f.problem // until it is looked at
+		}
+		if f.note(resp.GetPhase(), problem); f.ended() {
+			return nil
+		}
+	}
+	var e *keel.Error
+	if errors.As(err, &e) {
+		f.unknown = f.unknown || e.Outcome != keel.OutcomeNotApplied
+		if e.Hint != "" {
+			f.hint = e.Hint
+		}
+	}
+	if err == nil || askAgain(err) {
+		f.look(ctx)
+	}
+	return err
+}
+
+// failed is the error of an init of which nothing better is known, with what
+// all its attempts tell.
+func (f *founding) failed(err error) error {
+	var e *keel.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	out := *e
+	if f.unknown {
+		out.Outcome = keel.OutcomeUnknown
+	}
+	if out.Hint == "" {
+		out.Hint = f.hint
+	}
+	return &out
+}
+
+// step is at most the half of the time that is left, so that there is time to
+// look at what the first half did.
+func (f *founding) step(ctx context.Context) time.Duration {
+	step := longStep
+	if !f.asked || f.phase != "" {
+		step = shortStep
+	}
+	if end, has := ctx.Deadline(); has {
+		step = min(step, max(time.Until(end)/2, leastStep))
+	}
+	return step
+}
+
+// askAgain says that an init that failed so may be asked for again.
+func askAgain(err error) bool {
+	var e *keel.Error
+	return errors.As(err, &e) && (e.Retryable || errors.Is(e, keel.ErrDeadline) || errors.Is(e, keel.ErrOutcomeUnknown))
+}
+
+// look takes in how far the founding is, if a node of the cluster can be asked.
+// That one is done it leaves to the init itself, which also compares the lists.
+func (f *founding) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, shortStep)
+	defer cancel()
+	if t, err := f.app.topology(ctx); err == nil {
+		f.cluster = t.GetClusterId()
+	} else {
+		return
+	}
+	operations, err := f.app.operations(ctx)
+	if err != nil {
+		return
+	}
+	for _, o := range operations {
+		if o.GetKind() == foundOperation && !o.GetDone() {
+			f.operation = o.GetId()
+			f.note(o.GetPhase(), o.GetError())
+		}
+	}
+}
+
+// note says on stderr what has changed.
+func (f *founding) note(phase, problem string) {
+	if phase == f.phase && problem == f.problem {
+		return
+	}
+	f.phase, f.problem = phase, problem
+	f.app.prose("founding %s: %s", f.operation, f.text())
+}
+
+func (f *founding) text() string {
+	if f.problem == "" {
+		return "phase " + f.phase
+	}
+	return "phase " + f.phase + ": " + f.problem
+}
+
+func (f *founding) ended() bool { return f.phase == phaseDone || f.phase == phaseFailed }
+
+func (f *founding) report() error {
+	err := f.app.printDone("Founding", record{{name: "cluster", value: f.cluster}, {name: "operation", value: f.operation},
+		{name: "phase", value: f.phase}, {name: "problem", value: f.problem}, {name: "resumed", value: f.resumed}})
+	switch {
+	case err != nil || f.phase == phaseDone:
+		return err
+	case f.phase == phaseFailed:
+		return &unhealthy{"the founding failed: " + f.text()}
+	}
+	return &unhealthy{fmt.Sprintf("the founding goes on (%s); the same command waits for it, and so does: keelctl operation watch %s", f.text(), f.operation)}
+}
