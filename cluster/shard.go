@@ -114,6 +114,9 @@ func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) 
 	if _, err := r.leading(); err != nil {
 		return w, err
 	}
+	if err := r.node.disk.refuse(req); err != nil {
+		return w, err
+	}
 	v, err := r.node.metaView()
 	if err != nil {
 		return w, err
@@ -364,17 +367,37 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 			queries[i] = q
 		}
 	}
-	reply.Answers, reply.Errs = answerQueries(v, queries, failed)
+	reply.Answers, err = answerQueries(v.ReadMany, queries, failed, req.Room)
+	if err != nil {
+		return nil, r.detailed(err)
+	}
+	reply.Errs = failed
 	return reply, nil
 }
 
-// readChunk is how many queries are read at once, so that a request for many
-// large values cannot take memory without bound before its size is known.
-const readChunk = 64
+// The queries of one request are read in parts, so that a request for many large
+// values cannot take memory without bound before its size is known: the first
+// part is small, and the next ones grow while the answers are.
+const (
+	firstChunk = 4
+	maxChunk   = 64
+	// chunkBytes is what a part may have, if no answer is larger than the largest
+	// so far.
+	chunkBytes = 1 << 20
+)
+
+// nextChunk is how many queries follow on a part of the given size, the largest
+// answer so far having so many bytes.
+func nextChunk(last, largest int) int {
+	return max(1, min(4*last, maxChunk, chunkBytes/max(largest, 1)))
+}
 
 // answerQueries reads those queries that are not failed yet, all from one
-// instant. What no longer fits one message is refused, query by query.
-func answerQueries(v *raftfsm.ReadView, queries []*state.Query, failed []error) ([]state.Answer, []error) {
+// instant, by readMany, and puts what fails into failed. What no longer fits one
+// message is refused, query by query. room, if set, may end the read between two
+// parts.
+func answerQueries(readMany func([]*state.Query) ([]state.Answer, []error), queries []*state.Query, failed []error,
+	room func(bytes int) error) ([]state.Answer, error) {
 	answers := make([]state.Answer, len(queries))
 	var good []*state.Query
 	var at []int
@@ -383,23 +406,32 @@ func answerQueries(v *raftfsm.ReadView, queries []*state.Query, failed []error) 
 			good, at = append(good, q), append(at, i)
 		}
 	}
-	bytes := 0
-	for lo := 0; lo < len(good); lo += readChunk {
-		hi := min(lo+readChunk, len(good))
-		if bytes > state.MaxMessageBytes {
-			for _, i := range at[lo:] {
-				failed[i] = &base.Error{Cause: base.ErrTooLarge, Ordinal: -1,
-					Hint: fmt.Sprintf("the answers before this one fill a message of %d bytes; read fewer keys at once", state.MaxMessageBytes)}
+	bytes, largest, chunk := 0, 0, firstChunk
+	for lo := 0; lo < len(good); lo += chunk {
+		if lo > 0 {
+			if bytes > state.MaxMessageBytes {
+				for _, i := range at[lo:] {
+					failed[i] = &base.Error{Cause: base.ErrTooLarge, Ordinal: -1,
+						Hint: fmt.Sprintf("the answers before this one fill a message of %d bytes; read fewer keys at once", state.MaxMessageBytes)}
+				}
+				break
 			}
-			break
+			if room != nil {
+				if err := room(bytes); err != nil {
+					return nil, err
+				}
+			}
+			chunk = nextChunk(chunk, largest)
 		}
-		got, errs := v.ReadMany(good[lo:hi])
+		hi := min(lo+chunk, len(good))
+		got, errs := readMany(good[lo:hi])
 		for j, i := range at[lo:hi] {
 			answers[i], failed[i] = got[j], errs[j]
-			bytes += answerBytes(&answers[i])
+			n := answerBytes(&answers[i])
+			bytes, largest = bytes+n, max(largest, n)
 		}
 	}
-	return answers, failed
+	return answers, nil
 }
 
 func answerBytes(a *state.Answer) int {

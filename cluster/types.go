@@ -26,6 +26,9 @@ type ReadRequest struct {
 	Route
 	// Queries have their Group left empty; it is computed from the key.
 	Queries []state.Query
+	// Room, if set, is told between two parts of the read how many bytes its
+	// answers have so far; an error ends the read with it.
+	Room func(bytes int) error
 }
 
 // ReadReply answers a ReadRequest: Answers[i] or Errs[i] is for Queries[i].

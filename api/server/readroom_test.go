@@ -8,9 +8,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
 )
 
 func TestExpectedBytes(t *testing.T) {
@@ -95,4 +97,50 @@ func TestReadsAreBoundedByTheirAnswers(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A read whose answers are larger than expected takes room as it goes; where
+// there is none it is refused, not applied and to be retried, and gives back all.
+func TestReadTakesRoomForWhatItReads(t *testing.T) {
+	const all = 8 << 20
+	entered, release := make(chan int64, 1), make(chan struct{})
+	var k *kit
+	f := &fake{read: func(_ context.Context, r *cluster.ReadRequest) (*cluster.ReadReply, error) {
+		for _, bytes := range []int{0, pointBytes, 3 << 20, 6 << 20} {
+			if err := r.Room(bytes); err != nil {
+				return nil, err
+			}
+		}
+		select {
+		case entered <- 1: // the first has grown to 6 MiB and waits
+			<-release
+		default:
+		}
+		return &cluster.ReadReply{Answers: make([]state.Answer, 1), Errs: make([]error, 1)}, nil
+	}}
+	k = newKit(t, f, Options{ReadBytes: all})
+	req := &keelstatepb.ReadRequest{Queries: []*keelstatepb.Query{{Kind: keelstatepb.QueryKind_QUERY_KIND_GET, Key: []byte("k")}}}
+	first := make(chan error, 1)
+	go func() {
+		_, err := k.state.Read(testContext(t), req)
+		first <- err
+	}()
+	eventually(t, "the first read has its room", func() bool { return len(entered) == 1 })
+	_, err := k.state.Read(testContext(t), req)
+	if e := apierr.FromError(err); !errors.Is(e, base.ErrOverloaded) || base.OutcomeOf(e) != base.OutcomeNotApplied {
+		t.Fatalf("a read without room: %v", err)
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.state.Read(testContext(t), req); err != nil {
+		t.Fatalf("the room was not given back: %v", err)
+	}
+	// One that is larger than all goes alone.
+	big := &readRoom{s: k.server}
+	if err := big.grow(100 * all); err != nil || big.held != all {
+		t.Fatalf("%d held, %v", big.held, err)
+	}
+	big.release()
 }

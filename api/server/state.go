@@ -57,7 +57,7 @@ func (v *stateService) Read(ctx context.Context, r *keelstatepb.ReadRequest) (*k
 }
 
 // pointBytes is what the answer to a query of one value is expected to have.
-// Larger values are counted once they are read.
+// Larger values are counted once they are read (readRoom).
 const pointBytes = 32 << 10
 
 // expectedBytes is what the answers to a read may be expected to have.
@@ -77,17 +77,42 @@ func expectedBytes(r *keelstatepb.ReadRequest) int {
 	return n
 }
 
+// readRoom is what one read holds of Options.ReadBytes.
+type readRoom struct {
+	s    *Server
+	held int64
+}
+
+// grow makes the room at least as large as what was read. It never waits: reads
+// that hold some and wait for more could wait for each other. A read that is
+// larger than all the room has all of it.
+func (r *readRoom) grow(bytes int) error {
+	more := int64(min(bytes, r.s.opts.ReadBytes)) - r.held
+	if more <= 0 {
+		return nil
+	}
+	if !r.s.reads.TryAcquire(more) {
+		return &base.Error{Cause: base.ErrOverloaded, Ordinal: -1, RetryAfter: 50 * time.Millisecond,
+			Hint: "the reads that run on the node have no room for answers as large as these; retry after a pause, or read fewer keys at once"}
+	}
+	r.held += more
+	return nil
+}
+
+func (r *readRoom) release() { r.s.reads.Release(r.held) }
+
 // read answers one read and says how many bytes the answers have.
 func (s *Server) read(ctx context.Context, r *keelstatepb.ReadRequest) (*keelstatepb.ReadResult, int, error) {
 	req, err := readRequest(r)
 	if err != nil {
 		return nil, 0, err
 	}
-	room := int64(min(expectedBytes(r), s.opts.ReadBytes))
-	if err := s.reads.Acquire(ctx, room); err != nil {
+	room := readRoom{s: s, held: int64(min(expectedBytes(r), s.opts.ReadBytes))}
+	if err := s.reads.Acquire(ctx, room.held); err != nil {
 		return nil, 0, ended(ctx, "waiting for other reads")
 	}
-	defer s.reads.Release(room)
+	defer room.release()
+	req.Room = room.grow
 	reply, err := s.backend.Read(ctx, req)
 	if err != nil {
 		return nil, 0, err
