@@ -170,7 +170,7 @@ func TestGeneratedHistories(t *testing.T) {
 				}
 			}
 			for _, kind := range kinds(w) {
-				if caught[kind] < 10 {
+				if caught[kind] < rounds/10 {
 					t.Errorf("%s was tried %d times only", kind, caught[kind])
 				}
 			}
