@@ -46,13 +46,39 @@ func unreached(t *testing.T, f *Fleet) string {
 	return strings.Join(cut, " ")
 }
 
+// wantUnreached looks until the pairs are those: a cut one never gets through, one
+// that is not cut may be slow on a busy machine.
+func wantUnreached(t *testing.T, f *Fleet, want string) {
+	t.Helper()
+	got := ""
+	for range 5 {
+		if got = unreached(t, f); got == want {
+			return
+		}
+	}
+	t.Errorf("unreached: %q, want %q", got, want)
+}
+
+// quickest is the shortest of some calls that succeed.
+func quickest(t *testing.T, addr string, bytes int) time.Duration {
+	t.Helper()
+	best := time.Duration(0)
+	for range 5 {
+		if took, err := call(addr, bytes, 10*time.Second); err == nil && (best == 0 || took < best) {
+			best = took
+		}
+	}
+	if best == 0 {
+		t.Fatalf("no call to %s succeeds", addr)
+	}
+	return best
+}
+
 // TestPartitions: what is cut is cut, both ways if a TCP answer is lost, and
 // nothing else is; and healing heals.
 func TestPartitions(t *testing.T) {
 	f := fleet(t, Options{Net: NetNamespaces}, CapNetns, CapNft)
-	if cut := unreached(t, f); cut != "" {
-		t.Fatalf("before any fault: %s", cut)
-	}
+	wantUnreached(t, f, "")
 	// Over TCP a one-way cut shows in both directions of asking, so datagrams tell
 	// the directions apart.
 	sent := func(from, to *Node, limit time.Duration) bool {
@@ -75,18 +101,15 @@ func TestPartitions(t *testing.T) {
 	must(t, err)
 	_, err = f.Net.Inject(NetFault{From: []string{"n2", Client}, To: []string{"n3", "n1"}, Drop: 1})
 	must(t, err)
-	if got, want := unreached(t, f), "client>n1 client>n3 n1>n2 n1>n3 n2>n1 n2>n3 n3>n1 n3>n2"; got != want {
-		t.Errorf("unreached: %s\nwant %s", got, want)
-	}
+	wantUnreached(t, f, "client>n1 client>n3 n1>n2 n1>n3 n2>n1 n2>n3 n3>n1 n3>n2")
 	must(t, f.Net.Clear())
 	_, err = f.Net.Inject(NetFault{From: []string{"n3"}, To: []string{Client}, Drop: 1})
 	must(t, err)
-	if got := unreached(t, f); got != "client>n3" {
-		t.Errorf("unreached: %s", got)
-	}
+	wantUnreached(t, f, "client>n3")
 	must(t, f.Heal())
-	if cut := unreached(t, f); cut != "" || f.Net.Faults() != 0 {
-		t.Errorf("after healing: %s", cut)
+	wantUnreached(t, f, "")
+	if f.Net.Faults() != 0 {
+		t.Errorf("%d faults after healing", f.Net.Faults())
 	}
 	for _, bad := range []NetFault{{}, {From: []string{"n1"}, To: []string{"n9"}, Drop: 1}, {From: []string{"n1"}, To: []string{"n2"}, Drop: 2},
 		{From: []string{"n1"}, To: []string{"n2"}, Drop: 1, Reset: 1}, {From: []string{"n1"}, Drop: 1}} {
@@ -117,7 +140,7 @@ func TestBadLinks(t *testing.T) {
 			must(t, err)
 			check(t)
 			must(t, f.Net.Remove(id))
-			if answer := order(t, n1, 5*time.Second, "reach %s", n2.Raft); answer != "ok" {
+			if answer := order(t, n1, 5*time.Second, "call %s 1", n2.Raft); strings.HasPrefix(answer, "error") {
 				t.Errorf("after the fault: %s", answer)
 			}
 		})
@@ -149,8 +172,8 @@ func TestBadLinks(t *testing.T) {
 		if took := duration(t, order(t, n1, 5*time.Second, "call %s 1000", n2.Raft)); took < 110*time.Millisecond {
 			t.Errorf("a call took %s, and 2 of its packets wait 60 ms", took)
 		}
-		if took, err := call(n2.Raft, 1, time.Second); err != nil || took > 110*time.Millisecond {
-			t.Errorf("another link is slow: %s %v", took, err)
+		if took := quickest(t, n2.Raft, 1); took > 110*time.Millisecond {
+			t.Errorf("another link is slow: %s", took)
 		}
 	})
 	both := NetFault{From: []string{Client, "n1"}, To: []string{"n1", Client}, Delay: 30 * time.Millisecond}
@@ -167,8 +190,8 @@ func TestBadLinks(t *testing.T) {
 		}
 		must(t, f.Net.Limit("n2", 0))
 		must(t, f.Net.Limit("n2", 0))
-		if took, err := call(n2.Raft, 100_000, 10*time.Second); err != nil || took > slow/2 {
-			t.Errorf("200 kB without limit took %s: %v", took, err)
+		if took := quickest(t, n2.Raft, 100_000); took > slow/2 {
+			t.Errorf("200 kB without limit took %s", took)
 		}
 	})
 }
@@ -177,14 +200,14 @@ func TestBadLinks(t *testing.T) {
 func TestProcesses(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 2})
 	n, other := f.Nodes[0], f.Nodes[1]
-	answers := func() bool { return order(t, n, 150*time.Millisecond, "received") != "" }
+	answers := func(limit time.Duration) bool { return order(t, n, limit, "received") != "" }
 	must(t, n.Pause())
-	if answers() || !n.Running() {
+	if answers(150*time.Millisecond) || !n.Running() {
 		t.Error("a paused node answers, or is gone")
 	}
 	must(t, n.Resume())
 	must(t, n.Resume())
-	if !answers() {
+	if !answers(5 * time.Second) {
 		t.Error("a resumed node does not answer")
 	}
 	if err := n.Start(); err == nil {
@@ -196,7 +219,7 @@ func TestProcesses(t *testing.T) {
 	must(t, n.Pause())
 	must(t, n.Kill())
 	must(t, n.Kill())
-	if n.Running() || answers() {
+	if n.Running() || answers(150*time.Millisecond) {
 		t.Error("a killed node lives")
 	}
 	must(t, n.Start())
@@ -236,24 +259,32 @@ func TestGroups(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 1, Groups: true}, CapCPU, CapMemory, CapBlkio, CapFreezer)
 	n := f.Nodes[0]
 	t.Run("cpu", func(t *testing.T) {
-		free := number(t, order(t, n, 10*time.Second, "work"))
-		must(t, n.Group.LimitCPU(10))
-		slow := number(t, order(t, n, 30*time.Second, "work"))
-		must(t, n.Group.LimitCPU(0))
-		if slow > free/2 {
-			t.Errorf("%d rounds with a tenth of a CPU, %d with a whole", slow, free)
+		must(t, n.Group.LimitCPU(5))
+		// 300 ms of trying to compute get 5 ms of each 100, and at most two periods
+		// more at the ends.
+		if used := duration(t, order(t, n, 30*time.Second, "work")); used > 60*time.Millisecond {
+			t.Errorf("used %s of 300 ms with a twentieth of a CPU", used)
 		}
+		stat, err := os.ReadFile(filepath.Join(n.Group.dirs["cpu"].dir, "cpu.stat"))
+		must(t, err)
+		if strings.Contains(string(stat), "nr_throttled 0\n") {
+			t.Errorf("never throttled: %q", stat)
+		}
+		must(t, n.Group.LimitCPU(0))
 	})
 	t.Run("disk", func(t *testing.T) {
-		free := duration(t, order(t, n, 10*time.Second, "write f 1000000"))
-		must(t, n.Group.LimitDisk(n.Disk.Dir, 1_000_000))
-		slow := duration(t, order(t, n, 20*time.Second, "write f 1000000"))
-		if slow < 500*time.Millisecond || slow < 2*free {
-			t.Errorf("1 MB at 1 MB/s took %s, and %s without limit", slow, free)
+		must(t, n.Group.LimitDisk(n.Disk.Dir, 500_000))
+		slow := duration(t, order(t, n, 30*time.Second, "write f 1000000"))
+		if slow < 1500*time.Millisecond {
+			t.Errorf("1 MB at 500 kB/s took %s", slow)
 		}
 		must(t, n.Group.Clear())
-		if again := duration(t, order(t, n, 10*time.Second, "write f 1000000")); again > slow/2 {
-			t.Errorf("%s after the limit", again)
+		again := slow
+		for range 3 {
+			again = min(again, duration(t, order(t, n, 30*time.Second, "write f 1000000")))
+		}
+		if again > slow/2 {
+			t.Errorf("%s with the limit, %s after it", slow, again)
 		}
 	})
 	t.Run("freezer", func(t *testing.T) {

@@ -157,7 +157,8 @@ func TestCrashEveryFault(t *testing.T) {
 }
 
 func everyFault(t *testing.T, disk host.DiskKind) {
-	f := fakeFleet(t, host.Options{Disk: disk, DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
+	nodes := map[host.DiskKind]int{host.DiskPlain: 5}[disk] // for the ring; else the default
+	f := fakeFleet(t, host.Options{Nodes: nodes, Disk: disk, DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
 		host.CapNetns, host.CapNft, host.CapTC, host.CapTun, host.CapFuse, host.CapLoop, host.CapCPU, host.CapMemory, host.CapBlkio, host.CapFreezer)
 	env, clock := NewEnv(f, 1), &fakeClock{map[string]string{}}
 	env.Clock = clock
@@ -168,7 +169,8 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 	}
 	seen := map[string]bool{}
 	for _, fault := range faults {
-		if disk != host.DiskFault && !slices.Contains([]Kind{KindSlowDisk, KindHungDisk, KindFullDisk, KindBitFlip}, fault.Kind()) {
+		if disk != host.DiskFault && !slices.Contains([]Kind{KindSlowDisk, KindHungDisk, KindFullDisk, KindBitFlip}, fault.Kind()) &&
+			fault.Name() != "partition-ring" {
 			continue // tried with the other disks
 		}
 		if seen[fault.Name()] {
@@ -195,6 +197,9 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 			}
 			eventually(t, func() error { return clean(f, clock) })
 		}
+	}
+	if disk == host.DiskPlain && !seen["partition-ring"] {
+		t.Error("no ring of five")
 	}
 	// Nodes of these tests end by themselves only when their disk fails, or the
 	// kernel takes them for their memory.
