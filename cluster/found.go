@@ -36,10 +36,26 @@ type admitted struct {
 	Zone     string      `json:"zone,omitempty"`
 }
 
+// initMargin is how long before a caller's deadline an init that has not ended
+// says how far it is: an answer at the deadline itself is never read. A caller
+// that waits for a short time only gets it after three quarters of that.
+const initMargin = 500 * time.Millisecond
+
+// beforeDeadline ends a little before ctx does.
+func beforeDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	at, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, at.Add(-min(initMargin, time.Until(at)/4)))
+}
+
 // Init founds the cluster, or resumes or shows the founding. Whichever listed
 // node is called, the one with the lowest id founds, so that calls on several
 // nodes at once cannot found two clusters (B24).
 func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
+	ctx, cancel := beforeDeadline(ctx)
+	defer cancel()
 	want, err := n.foundingSpec(spec).Resolve()
 	if err != nil {
 		return nil, err
@@ -158,14 +174,14 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 			return nil, err
 		}
 		if o := v.Operation(op.ID); o != nil {
-			reply.Phase = o.Phase
+			reply.Phase, reply.Problem = o.Phase, o.Error
 			if o.Finished() {
 				return reply, nil
 			}
 		}
 		rev = max(rev, v.Revision())
 		if err := s.store.WaitForRevision(ctx, rev+1); err != nil {
-			return reply, nil // not done yet: the phase says how far it is
+			return reply, nil // not done yet: phase and problem say how far it is
 		}
 	}
 }

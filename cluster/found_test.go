@@ -138,6 +138,34 @@ func TestInitWaitsForAMissingNodeAndGoesOn(t *testing.T) {
 	k.WaitReady()
 }
 
+// An init that does not end in time answers before the caller's deadline, at the
+// founder and at a node that passes it on, with what the founding waits for.
+func TestInitThatMustWaitAnswersBeforeTheDeadline(t *testing.T) {
+	k := newKit(t, testcluster.Options{Unfounded: true})
+	k.Stop(2)
+	for _, node := range []int{0, 1} {
+		k.Eventually("the init says what it waits for", func() error {
+			ctx := initCtx(t, 2*time.Second)
+			reply, err := k.Node(node).Init(ctx, k.Spec())
+			if ctx.Err() != nil {
+				t.Fatal("the answer came after the deadline")
+			}
+			if err != nil { // the founder drops its connections when it begins
+				return err
+			}
+			if reply.Phase != "admit" || !strings.Contains(reply.Problem, "n3") {
+				return fmt.Errorf("%+v", reply)
+			}
+			return nil
+		})
+	}
+	k.Start(2)
+	reply, err := k.Node(1).Init(initCtx(t, testcluster.Wait), k.Spec())
+	if err != nil || reply.Phase != "done" || reply.Problem != "" {
+		t.Fatalf("with all nodes: %+v, %v", reply, err)
+	}
+}
+
 // B24: every order of starting the nodes again elects leaders with all state.
 func TestEveryStartOrderServesTheState(t *testing.T) {
 	k := newKit(t, testcluster.Options{})

@@ -105,11 +105,12 @@ type FoundNode struct {
 }
 
 // FoundReply says how far a founding is. Phase is "done" when every shard has
-// a leader.
+// a leader; until then Problem says in words what it waits for, if it is known.
 type FoundReply struct {
 	Cluster   base.ClusterID `json:"cluster"`
 	Operation string         `json:"operation"`
 	Phase     string         `json:"phase"`
+	Problem   string         `json:"problem,omitempty"`
 	Resumed   bool           `json:"resumed"`
 }
 

@@ -147,6 +147,7 @@ type InitClusterResponse struct {
 	OperationId   string                 `protobuf:"bytes,2,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
 	Phase         string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"` // "done" when the cluster serves
 	Resumed       bool                   `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // what a founding that is not done waits for, in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -207,6 +208,13 @@ func (x *InitClusterResponse) GetResumed() bool {
 		return x.Resumed
 	}
 	return false
+}
+
+func (x *InitClusterResponse) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
 }
 
 type StatusRequest struct {
@@ -1358,13 +1366,14 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"key_groups\x18\x02 \x01(\rR\tkeyGroups\x12\x16\n" +
 	"\x06shards\x18\x03 \x01(\rR\x06shards\x12 \n" +
-	"\vreplication\x18\x04 \x01(\rR\vreplication\"\x87\x01\n" +
+	"\vreplication\x18\x04 \x01(\rR\vreplication\"\xa1\x01\n" +
 	"\x13InitClusterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
 	"\foperation_id\x18\x02 \x01(\tR\voperationId\x12\x14\n" +
 	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x18\n" +
-	"\aresumed\x18\x04 \x01(\bR\aresumed\"\x0f\n" +
+	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\"\x0f\n" +
 	"\rStatusRequest\"\xdc\x03\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x14\n" +

@@ -34,7 +34,8 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 	if err != nil {
 		return nil, err
 	}
-	return &keelstatepb.InitClusterResponse{ClusterId: string(reply.Cluster), OperationId: reply.Operation, Phase: reply.Phase, Resumed: reply.Resumed}, nil
+	return &keelstatepb.InitClusterResponse{ClusterId: string(reply.Cluster), OperationId: reply.Operation, Phase: reply.Phase,
+		Problem: reply.Problem, Resumed: reply.Resumed}, nil
 }
 
 // Status implements the Admin service.
