@@ -49,6 +49,9 @@ func (n *Node) serveAdmin() {
 		if n.mu.draining || n.mu.closed {
 			return nil, base.ErrShuttingDown
 		}
+		if why := n.disk.sick(); why != "" {
+			return nil, fmt.Errorf("%s: %w", why, base.ErrDiskFull)
+		}
 		return nil, nil
 	})
 	t.Handle(methodStatus, func(ctx context.Context, _ base.NodeID, _ []byte) ([]byte, error) {
@@ -255,6 +258,9 @@ func (n *Node) Ready() (bool, string) {
 	n.mu.Unlock()
 	if draining || closed {
 		return false, "the node is draining"
+	}
+	if why := n.disk.sick(); why != "" {
+		return false, why
 	}
 	v, err := n.metaView()
 	if err != nil {

@@ -54,7 +54,7 @@ type Node struct {
 	poller    *transport.Poller
 	started   time.Time
 	fatalOnce sync.Once
-	rename    func(from, to string) error // os.Rename; a seam for tests
+	rename    func(from, to string) error // of the Raft log's files; a seam for tests
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -65,6 +65,7 @@ type Node struct {
 	// have changed (see poke).
 	changes notifier
 
+	disk      diskWatch
 	addresses addressBook
 	leaders   leaderTable
 
@@ -88,7 +89,8 @@ func New(o Options) (*Node, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now(), rename: os.Rename}
+	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now(), rename: o.Log.FS.Rename}
+	n.disk.node = n
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.mu.replicas = map[base.GroupID]*replica{}
 	n.mu.rejoins = map[base.NodeID]uint64{}
@@ -152,7 +154,8 @@ const (
 // replica ids (R3).
 func (n *Node) openLog() error {
 	dir := filepath.Join(n.opts.DataDir, "raftlog")
-	opts := raftlog.Options{OnFailure: n.fatal, OnCorrupt: n.logCorrupt}
+	opts := n.opts.Log
+	opts.OnFailure, opts.OnCorrupt, opts.OnFull = n.fatal, n.logCorrupt, n.disk.full
 	if n.opts.Registerer != nil {
 		opts.Metrics = raftlog.NewMetrics(n.opts.Registerer)
 	}
@@ -192,7 +195,7 @@ func (n *Node) keepLogAside(dir string, why error) error {
 		return &base.Error{Cause: base.ErrDamaged, Field: "data-dir", Ordinal: -1, Hint: fmt.Sprintf(
 			"%s cannot be trusted (%v) nor renamed (%v); if it is a mount point, move what is in it elsewhere, then start the node again: it is rebuilt from its peers", dir, why, err)}
 	}
-	if err := syncDir(n.opts.DataDir); err != nil {
+	if err := n.opts.Log.FS.SyncDir(n.opts.DataDir); err != nil {
 		return fmt.Errorf("keeping the raft log aside: %w", err)
 	}
 	return n.forgetLog()
@@ -204,7 +207,7 @@ func (n *Node) expectNewLog(dir string) error {
 	if n.mu.identity.RaftLog == "" {
 		return nil
 	}
-	names, err := dirNames(dir)
+	names, err := n.opts.Log.FS.List(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("looking for the raft log: %w", err)
 	}
@@ -291,6 +294,7 @@ func (n *Node) Start() error {
 	}
 	n.spawn(n.reconcileLoop)
 	n.spawn(n.checkLoop)
+	n.spawn(n.disk.run)
 	return nil
 }
 
@@ -396,8 +400,9 @@ func (g *group) raftLogger() hclog.Logger { return logbridge.New(g.logger, "raft
 // is not kept; the composition root ends the process.
 func (n *Node) fatal(err error) {
 	n.fatalOnce.Do(func() {
-		if t := n.transport; t != nil {
-			t.Mute(true)
+		n.disk.failed.Store(true)
+		if n.transport != nil {
+			n.disk.mute()
 		}
 		n.logger.Error("the node stops", "error", err)
 		go n.opts.OnFatal(err) // never from the failing goroutine: it may hold the log

@@ -7,9 +7,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/vfs"
 )
 
 // Options configure a node. Zero fields take the default that their comment
@@ -43,9 +45,19 @@ type Options struct {
 	// WallClock is the node's wall clock; a seam for fault injection. Default
 	// time.Now. Only the polls of W5 and operation timestamps use it.
 	WallClock func() time.Time
+	// Log says where the Raft log lives and how large its parts are; a seam for
+	// simulations. OnFailure, OnCorrupt and Metrics are the node's own. Default:
+	// raftlog's defaults, on the operating system's files.
+	Log raftlog.Options
 
 	// ElectionTimeout is Raft's heartbeat and election timeout. Default 500 ms.
 	ElectionTimeout time.Duration
+	// SyncLimit is how old a write of the Raft log may be before the node falls
+	// silent, so that others lead. Default 3 s.
+	SyncLimit time.Duration
+	// DiskSpace tells the room on the volume of a directory; a seam for tests.
+	// Default: what the operating system says.
+	DiskSpace func(dir string) (DiskSpace, error)
 	// LogMaxBytes is the size of a shard's log at which a snapshot is taken;
 	// LogKeepBytes are kept behind it for followers that are a little behind.
 	// LogHardBytes bounds what is kept for a live follower that is further
@@ -86,7 +98,14 @@ func (o *Options) EnsureDefaults() {
 	if o.WallClock == nil {
 		o.WallClock = time.Now
 	}
+	if o.Log.FS == nil {
+		o.Log.FS = vfs.OS
+	}
 	def(&o.ElectionTimeout, 500*time.Millisecond)
+	def(&o.SyncLimit, 3*time.Second)
+	if o.DiskSpace == nil {
+		o.DiskSpace = diskSpace
+	}
 	def(&o.LogMaxBytes, 64<<20)
 	def(&o.LogKeepBytes, 16<<20)
 	def(&o.LogHardBytes, 256<<20)

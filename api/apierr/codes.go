@@ -21,6 +21,7 @@ var reasonCodes = map[base.Reason]codes.Code{
 	base.ErrDamaged.Reason:        codes.Unavailable,
 	base.ErrShuttingDown.Reason:   codes.Unavailable,
 	base.ErrOverloaded.Reason:     codes.ResourceExhausted,
+	base.ErrDiskFull.Reason:       codes.ResourceExhausted,
 	base.ErrOutcomeUnknown.Reason: codes.Unknown,
 	base.ErrDeadline.Reason:       codes.DeadlineExceeded,
 	base.ErrUnavailable.Reason:    codes.Unavailable,

@@ -72,6 +72,7 @@ var (
 	ErrDamaged        = define("damaged", OutcomeNotApplied, true, "the replica is damaged and is being rebuilt")
 	ErrShuttingDown   = define("shutting_down", OutcomeNotApplied, true, "the node is shutting down")
 	ErrOverloaded     = define("overloaded", OutcomeNotApplied, true, "a bounded queue of the node is full")
+	ErrDiskFull       = define("disk_full", OutcomeNotApplied, true, "the disk of the node is nearly full")
 	ErrOutcomeUnknown = define("outcome_unknown", OutcomeUnknown, false, "whether the write was applied is not known")
 	ErrDeadline       = define("deadline", OutcomeUnknown, false, "the deadline passed before the outcome was known")
 	ErrUnavailable    = define("unavailable", OutcomeUnknown, true, "the node cannot be reached")
