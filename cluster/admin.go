@@ -487,7 +487,7 @@ func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error)
 	report, err := r.machine.HashAt(ctx, mark)
 	if errors.Is(err, base.ErrNotFound) {
 		if _, lerr := r.leading(); lerr == nil {
-			if _, err := r.command(raftfsm.AppendHashMark(nil, mark)); err != nil {
+			if _, err := r.command(ctx, raftfsm.AppendHashMark(nil, mark)); err != nil {
 				return nil, err
 			}
 		} else if werr := r.waitMark(ctx, mark); werr != nil {

@@ -44,7 +44,7 @@ func (n *Node) ProposeAs(g base.GroupID, revision base.Revision, req *raftfsm.Re
 	if err != nil {
 		return raftfsm.Result{}, err
 	}
-	out, err := r.command(raftfsm.AppendWrite(nil, r.machine.Header().ClockMs, revision, encoded))
+	out, err := r.command(r.ctx, raftfsm.AppendWrite(nil, r.machine.Header().ClockMs, revision, encoded))
 	if err != nil {
 		return raftfsm.Result{}, err
 	}

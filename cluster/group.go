@@ -267,6 +267,19 @@ func (g *group) await(f raft.Future) error {
 	}
 }
 
+// awaitIn is await for a caller who may not wait longer than ctx: raft answers
+// nothing while an fsync hangs. The outcome is then unknown.
+func (g *group) awaitIn(ctx context.Context, f raft.Future) error {
+	answer := make(chan error, 1)
+	go func() { answer <- g.await(f) }() // left behind as in await
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for %s: %w: %w", g.id, base.ErrOutcomeUnknown, ctx.Err())
+	}
+}
+
 // watchOffice takes office whenever this replica becomes the leader.
 func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint64, error)) {
 	leads := false

@@ -212,7 +212,7 @@ func (r *replica) check(v *meta.View) {
 	if err := r.forget(v); err != nil {
 		r.logger.Debug("forgetting sessions", "error", err)
 	}
-	if err := r.declareAll(v); err != nil {
+	if err := r.declareAll(r.ctx, v); err != nil {
 		r.logger.Debug("declaring states", "error", err)
 	}
 	if err := r.drop(v); err != nil {
@@ -221,7 +221,7 @@ func (r *replica) check(v *meta.View) {
 	if r.purging > 0 {
 		// An idle shard needs an entry for it, on every replica.
 		r.purging--
-		if _, err := r.command(raftfsm.AppendTick(nil, o.clock.NowMs())); err != nil {
+		if _, err := r.command(r.ctx, raftfsm.AppendTick(nil, o.clock.NowMs())); err != nil {
 			r.logger.Debug("purging dropped states", "error", err)
 		}
 	}
@@ -344,7 +344,7 @@ func (r *replica) forget(v *meta.View) error {
 	for i, e := range ended {
 		ids[i] = e.ID
 	}
-	_, err := r.command(raftfsm.AppendForget(nil, ended[len(ended)-1].Revision, ids))
+	_, err := r.command(r.ctx, raftfsm.AppendForget(nil, ended[len(ended)-1].Revision, ids))
 	return err
 }
 
@@ -372,7 +372,7 @@ func (r *replica) forgetDead() error {
 			gone = append(gone, id)
 		}
 	}
-	_, err = r.command(raftfsm.AppendForget(nil, v.Revision(), gone))
+	_, err = r.command(r.ctx, raftfsm.AppendForget(nil, v.Revision(), gone))
 	return err
 }
 
@@ -388,7 +388,7 @@ func (r *replica) drop(v *meta.View) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := r.command(raftfsm.AppendDrop(nil, ids))
+	_, err := r.command(r.ctx, raftfsm.AppendDrop(nil, ids))
 	return err
 }
 

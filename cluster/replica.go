@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -47,8 +46,9 @@ type replica struct {
 
 	// damage is why the replica may not act; set once (R3).
 	damage atomic.Pointer[string]
-	// declaring serialises proposals of declarations.
-	declaring sync.Mutex
+	// declaring holds one token for who proposes declarations: a lock that can be
+	// waited for within a context.
+	declaring chan struct{}
 	// keptBytes is the size of the log after the last snapshot.
 	keptBytes atomic.Uint64
 	// hashedAt is when a hash mark was last used, in ns since 1970; 0: no marks.
@@ -70,7 +70,7 @@ const (
 // starts it. A replica that is found damaged is returned with its damage set
 // and is not started.
 func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error) {
-	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, group: group{id: rec.ID, replica: self.ReplicaID},
+	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, declaring: make(chan struct{}, 1), group: group{id: rec.ID, replica: self.ReplicaID},
 		rng: keygroup.Range{Lo: keygroup.Group(rec.Lo), Hi: keygroup.Group(rec.Hi)},
 		dir: filepath.Join(n.opts.DataDir, "groups", fmt.Sprintf("%d", uint64(rec.ID)), fmt.Sprintf("%d", self.Generation))}
 	existed := n.Identity().Replicas[rec.ID] >= self.Generation

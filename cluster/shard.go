@@ -33,11 +33,11 @@ func (r *replica) takeOffice(ctx context.Context, raftNode *raft.Raft, _ uint64)
 		if err != nil {
 			return 0, err
 		}
-		if _, err := r.command(raftfsm.AppendInit(nil, init)); err != nil {
+		if _, err := r.command(ctx, raftfsm.AppendInit(nil, init)); err != nil {
 			return 0, fmt.Errorf("founding %s: %w", r.id, err)
 		}
 	}
-	out, err := r.command(raftfsm.AppendTermStart(nil, r.machine.Header().ClockMs))
+	out, err := r.command(ctx, raftfsm.AppendTermStart(nil, r.machine.Header().ClockMs))
 	if err != nil {
 		return 0, fmt.Errorf("starting a term of %s: %w", r.id, err)
 	}
@@ -56,10 +56,15 @@ func (r *replica) initCommand() (raftfsm.Init, error) {
 	return raftfsm.Init{Group: r.id, Range: r.rng, M: c.KeyGroups, Epoch: rec.Epoch, Birth: rec.Birth, Incarnation: c.Incarnation}, nil
 }
 
-// command proposes one command of the leader's own and waits for its outcome.
-func (r *replica) command(cmd []byte) (*raftfsm.Outcome, error) {
-	f := r.raft.Apply(cmd, enqueueTimeout)
-	if err := r.await(f); err != nil {
+// command proposes one command of the leader's own and waits for its outcome, no
+// longer than ctx.
+func (r *replica) command(ctx context.Context, cmd []byte) (*raftfsm.Outcome, error) {
+	timeout := enqueueTimeout
+	if at, ok := ctx.Deadline(); ok {
+		timeout = max(1, min(timeout, time.Until(at))) // 0 would be for ever
+	}
+	f := r.raft.Apply(cmd, timeout)
+	if err := r.awaitIn(ctx, f); err != nil {
 		return nil, classify(err)
 	}
 	out, ok := f.Response().(*raftfsm.Outcome)
@@ -133,7 +138,7 @@ func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) 
 	if err := declaredStates(v, req); err != nil {
 		return w, err
 	}
-	if err := r.declare(v, req); err != nil {
+	if err := r.declare(ctx, v, req); err != nil {
 		return w, err
 	}
 	if err := r.fillGroups(req); err != nil {
@@ -193,7 +198,7 @@ func undeclared(id engine.FamilyID) error {
 
 // declare makes sure that the shard's own log declares the states that the
 // request names (W1), proposing the declarations that are missing.
-func (r *replica) declare(v *meta.View, req *raftfsm.Request) error {
+func (r *replica) declare(ctx context.Context, v *meta.View, req *raftfsm.Request) error {
 	h := r.machine.Header()
 	missing := func(id engine.FamilyID) bool {
 		return h.Declaration(id) == nil && v.StateByID(uint32(id)) != nil
@@ -208,13 +213,17 @@ func (r *replica) declare(v *meta.View, req *raftfsm.Request) error {
 	if !need {
 		return nil
 	}
-	return r.declareAll(v)
+	return r.declareAll(ctx, v)
 }
 
 // declareAll proposes every declared state that the shard does not know yet.
-func (r *replica) declareAll(v *meta.View) error {
-	r.declaring.Lock()
-	defer r.declaring.Unlock()
+func (r *replica) declareAll(ctx context.Context, v *meta.View) error {
+	select {
+	case r.declaring <- struct{}{}:
+		defer func() { <-r.declaring }()
+	case <-ctx.Done():
+		return fmt.Errorf("declaring states in %s: %w: %w", r.id, base.ErrNotReady, ctx.Err())
+	}
 	h := r.machine.Header()
 	var decls []state.Declaration
 	for _, d := range v.States() {
@@ -229,7 +238,7 @@ func (r *replica) declareAll(v *meta.View) error {
 	if len(decls) == 0 {
 		return nil
 	}
-	if _, err := r.command(raftfsm.AppendDeclare(nil, decls)); err != nil {
+	if _, err := r.command(ctx, raftfsm.AppendDeclare(nil, decls)); err != nil {
 		return fmt.Errorf("declaring states in %s: %w: %w", r.id, base.ErrNotReady, err)
 	}
 	return nil
@@ -338,7 +347,7 @@ func (r *replica) declareForRead(ctx context.Context, route Route, id engine.Fam
 	if _, err := r.leading(); err != nil {
 		return err
 	}
-	return r.declareAll(v)
+	return r.declareAll(ctx, v)
 }
 
 // read answers a ReadRequest from one instant.

@@ -157,7 +157,7 @@ func (s *Server) Drain(ctx context.Context) error {
 	}()
 	select {
 	case <-done:
-		s.receivers.Wait()
+		s.waitReceivers(ctx)
 		return nil
 	case <-ctx.Done():
 		s.Stop()
@@ -166,11 +166,32 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 }
 
-// Stop ends every call and closes every connection. It waits for the handlers.
+// stopPatience bounds how long Stop waits for receivers whose streams have ended:
+// one that still hangs in the backend must not keep the process.
+const stopPatience = 5 * time.Second
+
+// Stop ends every call and closes every connection. It waits for the handlers,
+// and for what they have begun as long as that ends with its context.
 func (s *Server) Stop() {
 	s.drainOnce.Do(func() { close(s.draining) })
 	s.grpc.Stop()
-	s.receivers.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), stopPatience)
+	defer cancel()
+	s.waitReceivers(ctx)
+}
+
+// waitReceivers waits for the goroutines of streams, no longer than ctx.
+func (s *Server) waitReceivers(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		s.receivers.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.logger.Warn("a stream that has ended still waits for the node; going on without it")
+	}
 }
 
 // addressCache finds the gRPC address of a node for error details. It asks for
