@@ -85,13 +85,13 @@ func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 
 // committedWithout asks for hashes of all replicas, for which every shard commits
 // an entry, and checks that all nodes but one answered alike.
-func (e *Env) committedWithout(ctx context.Context, down *host.Node) error {
+func (e *Env) committedWithout(ctx context.Context, down *host.Node, limit time.Duration) error {
 	leaders, err := e.Fleet.Leaders(ctx)
 	if err != nil {
 		return err
 	}
 	// The exit code tells of the node that is down; the output tells more.
-	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", "5s")
+	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", limit.String())
 	var hashes struct {
 		Items []struct {
 			Shard   int    `json:"shard"`
