@@ -50,10 +50,11 @@ The same init again resumes or shows the founding; another list is refused.`,
 	return c
 }
 
-// How long one step of an init takes. A node may keep an init for as long as it
-// is given, so steps are short where the founding can be looked at. Where it
-// cannot, the node called waits for the founder itself and says after a while
-// that it cannot reach it: an attempt must be longer than that (ten seconds).
+// How long one step of an init takes. A node keeps an init nearly for as long as
+// it is given, so steps are short, to tell of progress, where the founding has
+// been seen. Where it has not, the node called waits for the founder and says
+// after a while that it cannot reach it: an attempt must be longer than that (ten
+// seconds).
 const (
 	shortStep    = 2 * time.Second
 	longStep     = 15 * time.Second
@@ -97,8 +98,8 @@ func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterReque
 	}
 }
 
-// ask makes one attempt, and looks at the operation if the attempt did not end
-// the founding.
+// ask makes one attempt. A node answers it, done or not, before its time is over;
+// where no answer came, the operation is looked at.
 func (f *founding) ask(ctx context.Context) error {
 	step, cancel := context.WithTimeout(ctx, f.step(ctx))
 	defer cancel()
@@ -110,13 +111,8 @@ func (f *founding) ask(ctx context.Context) error {
 	}, keel.AttemptTimeout(foundAttempt))
 	if err == nil {
 		f.cluster, f.operation, f.resumed = resp.GetClusterId(), resp.GetOperationId(), resp.GetResumed()
-		problem := ""
-		if resp.GetPhase() == f.phase {
-			problem = f.problem // until it is looked at
-		}
-		if f.note(resp.GetPhase(), problem); f.ended() {
-			return nil
-		}
+		f.note(resp.GetPhase(), resp.GetProblem())
+		return nil
 	}
 	var e *keel.Error
 	if errors.As(err, &e) {
@@ -125,7 +121,7 @@ func (f *founding) ask(ctx context.Context) error {
 			f.hint = e.Hint
 		}
 	}
-	if err == nil || askAgain(err) {
+	if askAgain(err) {
 		f.look(ctx)
 	}
 	return err

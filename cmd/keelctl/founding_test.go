@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
@@ -117,4 +119,54 @@ func (m *mute) InitCluster(ctx context.Context, _ *keelstatepb.InitClusterReques
 	}
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// The phase and the problem are those of the node's answer; where an attempt has
+// none, those of the operation, which never says that this init is done.
+func TestInitTakesWhatIsKnown(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer *keelstatepb.InitClusterResponse // nil is none
+		op     *keelstatepb.Operation
+		code   int
+		text   string
+	}{
+		"answered":        {&keelstatepb.InitClusterResponse{Phase: "admit", Problem: "node n3 is down"}, nil, exitUnhealthy, "node n3 is down"},
+		"answered, done":  {&keelstatepb.InitClusterResponse{Phase: "done"}, nil, exitDone, "done"},
+		"failed":          {&keelstatepb.InitClusterResponse{Phase: "failed", Problem: "no disk"}, nil, exitUnhealthy, "no disk"},
+		"looked at":       {nil, &keelstatepb.Operation{Id: "1", Kind: "found", Phase: "admit", Error: "node n3 is down"}, exitUnhealthy, "node n3 is down"},
+		"another is done": {nil, &keelstatepb.Operation{Id: "1", Kind: "found", Phase: "done", Done: true}, exitUnknown, "unknown"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := &half{answer: tc.answer, op: tc.op}
+			on := serveAdmin(t, node, func(s *grpc.Server) { keelstatepb.RegisterClusterServer(s, node) })
+			code, stdout, stderr := keelctl(on, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+			if code != tc.code || !strings.Contains(stdout+stderr, tc.text) {
+				t.Errorf("exit %d, want %d: %s%s", code, tc.code, stdout, stderr)
+			}
+		})
+	}
+}
+
+// half is a node that answers an init as told, or never, and knows an operation.
+type half struct {
+	keelstatepb.UnimplementedAdminServer
+	keelstatepb.UnimplementedClusterServer
+	answer *keelstatepb.InitClusterResponse
+	op     *keelstatepb.Operation
+}
+
+func (h *half) InitCluster(ctx context.Context, _ *keelstatepb.InitClusterRequest) (*keelstatepb.InitClusterResponse, error) {
+	if h.answer != nil {
+		return h.answer, nil
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (h *half) ListOperations(context.Context, *keelstatepb.ListOperationsRequest) (*keelstatepb.ListOperationsResponse, error) {
+	return &keelstatepb.ListOperationsResponse{Operations: []*keelstatepb.Operation{h.op}}, nil
+}
+
+func (h *half) GetTopology(context.Context, *keelstatepb.GetTopologyRequest) (*keelstatepb.Topology, error) {
+	return &keelstatepb.Topology{ClusterId: "c"}, nil
 }

@@ -37,8 +37,9 @@ func (l *looks) ListOperations(context.Context, *keelstatepb.ListOperationsReque
 	return &keelstatepb.ListOperationsResponse{Operations: []*keelstatepb.Operation{{Id: "2", Phase: phaseDone, Done: true}, o}}, nil
 }
 
-// serveAdmin serves a node of the test's own and returns its address.
-func serveAdmin(t *testing.T, node keelstatepb.AdminServer) string {
+// serveAdmin serves a node of the test's own, with more services if given, and
+// returns its address.
+func serveAdmin(t *testing.T, node keelstatepb.AdminServer, more ...func(*grpc.Server)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,6 +47,9 @@ func serveAdmin(t *testing.T, node keelstatepb.AdminServer) string {
 	}
 	server := grpc.NewServer()
 	keelstatepb.RegisterAdminServer(server, node)
+	for _, register := range more {
+		register(server)
+	}
 	go func() { _ = server.Serve(l) }() // ends at Stop
 	t.Cleanup(server.Stop)
 	return l.Addr().String()
