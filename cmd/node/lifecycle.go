@@ -122,7 +122,7 @@ func (p *process) startHTTP() error {
 	if err != nil {
 		return err
 	}
-	p.observer = startObserver(l, p.registry, p.conf.pprof, p.log)
+	p.observer = startObserver(l, p.registry, p.conf, p.log)
 	return nil
 }
 

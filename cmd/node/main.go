@@ -17,6 +17,9 @@ const (
 	exitFatal  = 70
 )
 
+// failpointsEnv arms failpoints in a build that has them (docs/failpoints.md).
+const failpointsEnv = envPrefix + "FAILPOINTS"
+
 func main() {
 	os.Exit(run(os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
 }
@@ -34,7 +37,10 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 	root.SetArgs(append([]string{}, args...)) // nil would mean those of the process
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(context.Background())
+	err := armFailpoints(environ)
+	if err == nil {
+		err = root.ExecuteContext(context.Background())
+	}
 	if err == nil {
 		return 0
 	}

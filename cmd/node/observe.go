@@ -67,13 +67,17 @@ type observer struct {
 	wg       sync.WaitGroup
 }
 
-func startObserver(l net.Listener, reg *prometheus.Registry, profile bool, log *slog.Logger) *observer {
+func startObserver(l net.Listener, reg *prometheus.Registry, c *config, log *slog.Logger) *observer {
 	o := &observer{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", o.live)
 	mux.HandleFunc("/readyz", o.ready)
 	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{Registry: reg}))
-	if profile {
+	if c.faultInjection {
+		log.Warn("faults can be injected over HTTP: this node is for tests")
+		serveFailpoints(mux)
+	}
+	if c.pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)

@@ -51,7 +51,7 @@ type config struct {
 	zone                                                         string
 	logLevel                                                     slog.Level
 	logFormat                                                    string
-	pprof                                                        bool
+	pprof, faultInjection                                        bool
 	drainTimeout                                                 time.Duration
 	// quick shortens what a node that is alone need not wait for.
 	quick bool
@@ -122,6 +122,12 @@ func commonSettings(engine, memory, level string) []setting {
 		{name: "log-format", def: "text", usage: "text or json", set: setLogFormat},
 		{name: "pprof", def: "false", isBool: true, usage: "serve /debug/pprof over HTTP", set: func(c *config, v string) (err error) {
 			if c.pprof, err = strconv.ParseBool(v); err != nil {
+				return fmt.Errorf("%q is not true or false", v)
+			}
+			return nil
+		}},
+		{name: "fault-injection", def: "false", isBool: true, usage: "let faults be injected over HTTP; for tests, never in use", set: func(c *config, v string) (err error) {
+			if c.faultInjection, err = strconv.ParseBool(v); err != nil {
 				return fmt.Errorf("%q is not true or false", v)
 			}
 			return nil

@@ -96,6 +96,8 @@ func TestBadConfiguration(t *testing.T) {
 		{name: "level", args: append(ok, "--log-level", "loud"), want: []string{"--log-level", "loud"}},
 		{name: "format", args: append(ok, "--log-format", "xml"), want: []string{"--log-format"}},
 		{name: "drain", args: append(ok, "--drain-timeout", "-1s"), want: []string{"--drain-timeout"}},
+		{name: "fault injection", args: append(ok, "--fault-injection=maybe"), want: []string{"fault-injection"}},
+		{name: "failpoints", environ: []string{"KEELSTATE_FAILPOINTS=no.such=crash"}, args: ok, want: []string{"KEELSTATE_FAILPOINTS", "failpoint"}},
 		{name: "pprof", environ: []string{"KEELSTATE_PPROF=maybe"}, args: ok, want: []string{"pprof", "KEELSTATE_PPROF"}},
 		{name: "unknown key", args: ok, file: "nod-id: x\nzone: z\n", want: []string{"nod-id", "unknown"}},
 		{name: "nested key", args: ok, file: "grpc:\n  addr: x\n", want: []string{"grpc", "unknown"}},
@@ -198,6 +200,7 @@ and the last log line has the cause: do not start the node again before the disk
 
 **HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts; it
 does not depend on other nodes. ` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
+` + "`/debug/failpoints`" + `: only with ` + "`fault-injection`" + `, in a build with failpoints (failpoints.md).
 The gRPC health service says the same as ` + "`/readyz`" + `.
 
 This file is generated: ` + "`go test ./cmd/node -run TestConfigPage -rewrite`" + `.
