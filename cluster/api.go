@@ -20,18 +20,18 @@ const DefaultSessionLease = time.Minute
 // metaView is this node's newest copy of the metadata; base.ErrNotFounded before
 // the node belongs to a cluster.
 func (n *Node) metaView() (*meta.View, error) {
-	s := n.system.Load()
-	if s == nil {
-		return nil, base.ErrNotFounded
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
 	}
 	return s.view()
 }
 
 // waitMeta waits, at most metadataWait, until the copy is at least rev.
 func (n *Node) waitMeta(ctx context.Context, rev base.Revision) (*meta.View, error) {
-	s := n.system.Load()
-	if s == nil {
-		return nil, base.ErrNotFounded
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, metadataWait)
 	defer cancel()

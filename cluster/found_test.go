@@ -280,6 +280,9 @@ func TestUnfoundedNodeSaysHowToFound(t *testing.T) {
 	if _, err := k.Node(0).Topology(initCtx(t, time.Second), 0); !errors.Is(err, base.ErrNotFounded) || !strings.Contains(err.Error(), "keelctl cluster init") {
 		t.Fatalf("topology: %v", err)
 	}
+	if _, err := k.Node(0).Status(initCtx(t, time.Second)); !errors.Is(err, base.ErrNotFounded) || !strings.Contains(err.Error(), "keelctl cluster init") {
+		t.Fatalf("status: %v", err)
+	}
 	if ok, why := k.Node(0).Ready(); ok || why == "" {
 		t.Fatalf("ready %v, %q", ok, why)
 	}
