@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/engine/state"
+	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/testcluster"
 )
 
@@ -48,6 +51,47 @@ func TestNodeExportsItsMetrics(t *testing.T) {
 	} {
 		if !slices.Contains(names, want) {
 			t.Errorf("metric %s is missing; there are %s", want, strings.Join(names, " "))
+		}
+	}
+}
+
+// A refusal counts once, of reads and scans as of writes.
+func TestEveryRefusalCountsOnce(t *testing.T) {
+	regs := make([]*prometheus.Registry, 3)
+	k := newKit(t, testcluster.Options{Configure: func(i int, o *cluster.Options) {
+		regs[i] = prometheus.NewRegistry()
+		o.Registerer = regs[i]
+	}})
+	f := k.follower()
+	refusals := func() (total float64) {
+		families, err := regs[f].Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fam := range families {
+			for _, m := range fam.GetMetric() {
+				if fam.GetName() == "keelstate_refusals_total" {
+					total += m.GetCounter().GetValue()
+				}
+			}
+		}
+		return total
+	}
+	q := state.Query{State: k.values, Kind: state.QueryGet, Key: []byte("k")}
+	for name, refused := range map[string]func() error{
+		"write": func() error { res := k.submit(f, k.request(k.seq+1, k.put("k", "v"))); return res.Failure() },
+		"read":  func() error { _, err := k.readAt(f, testcluster.Wait, q); return err },
+		"scan": func() error {
+			_, err := k.Node(f).OpenScan(k.ctx(), &cluster.ScanRequest{Route: k.route(), Query: state.ScanQuery{State: k.values}})
+			return err
+		},
+	} {
+		before := refusals()
+		if err := refused(); !errors.Is(err, base.ErrNotLeader) {
+			t.Errorf("%s at a follower: %v", name, err)
+		}
+		if got := refusals() - before; got != 1 {
+			t.Errorf("a refused %s counted %v times", name, got)
 		}
 	}
 }

@@ -101,12 +101,13 @@ func (r *replica) healthy() error {
 // once, maybe before submit returns.
 func (r *replica) submit(ctx context.Context, route Route, req *raftfsm.Request, done func(raftfsm.Result)) {
 	w, err := r.admit(ctx, route, req)
-	if err == nil {
-		w.done = done
-		err = r.writes.submit(w)
-	}
 	if err != nil {
 		r.metrics.refused(err)
+	} else {
+		w.done = done
+		err = r.writes.submit(w) // it counts what it refuses
+	}
+	if err != nil {
 		done(raftfsm.Result{Err: r.detailed(err)})
 	}
 }
@@ -352,16 +353,25 @@ func (r *replica) declareForRead(ctx context.Context, route Route, id engine.Fam
 
 // read answers a ReadRequest from one instant.
 func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error) {
+	reply, err := r.answer(ctx, req)
+	if err != nil {
+		r.metrics.refused(err)
+		return nil, r.detailed(err)
+	}
+	return reply, nil
+}
+
+func (r *replica) answer(ctx context.Context, req *ReadRequest) (*ReadReply, error) {
 	failed := make([]error, len(req.Queries))
 	for i := range req.Queries {
 		failed[i] = r.declareForRead(ctx, req.Route, req.Queries[i].State)
 		if failed[i] != nil && !errors.Is(failed[i], base.ErrUndeclared) {
-			return nil, r.detailed(failed[i])
+			return nil, failed[i]
 		}
 	}
 	v, err := r.view(ctx, req.Route)
 	if err != nil {
-		return nil, r.detailed(err)
+		return nil, err
 	}
 	defer v.Close()
 	r.metrics.reads.Inc()
@@ -378,7 +388,7 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 	}
 	reply.Answers, err = answerQueries(v.ReadMany, queries, failed, req.Room)
 	if err != nil {
-		return nil, r.detailed(err)
+		return nil, err
 	}
 	reply.Errs = failed
 	return reply, nil
@@ -474,23 +484,32 @@ type Scan struct {
 
 // scan opens a scan at the present instant.
 func (r *replica) scan(ctx context.Context, req *ScanRequest) (*Scan, error) {
+	s, err := r.openScan(ctx, req)
+	if err != nil {
+		r.metrics.refused(err)
+		return nil, r.detailed(err)
+	}
+	return s, nil
+}
+
+func (r *replica) openScan(ctx context.Context, req *ScanRequest) (*Scan, error) {
 	id := req.Query.State
 	if req.Key != nil {
 		id = req.Key.State
 	}
 	if err := r.declareForRead(ctx, req.Route, id); err != nil {
-		return nil, r.detailed(err)
+		return nil, err
 	}
 	v, err := r.view(ctx, req.Route)
 	if err != nil {
-		return nil, r.detailed(err)
+		return nil, err
 	}
 	s := &Scan{view: v, query: req.Query}
 	if req.Key != nil {
 		q := *req.Key
 		if err := fillQuery(v.Header, &q); err != nil {
 			v.Close()
-			return nil, r.detailed(err)
+			return nil, err
 		}
 		s.key = &q
 	}
