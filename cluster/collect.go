@@ -63,6 +63,9 @@ var (
 	readyDesc    = prometheus.NewDesc("keelstate_node_ready", "1 if the node is ready.", nil, nil)
 	revisionDesc = prometheus.NewDesc("keelstate_metadata_revision", "Revision of the node's copy of the metadata.", nil, nil)
 	pendingDesc  = prometheus.NewDesc("keelstate_raftlog_oldest_fsync_seconds", "Age of the oldest fsync in flight; a hung disk makes it grow.", nil, nil)
+	diskLowDesc  = prometheus.NewDesc("keelstate_disk_low", "1 while the disk is nearly full: writes that add data are refused and others lead.", nil, nil)
+	diskHungDesc = prometheus.NewDesc("keelstate_disk_hung", "1 while a write of the Raft log has not returned in time: the node is silent.", nil, nil)
+	diskFreeDesc = prometheus.NewDesc("keelstate_disk_free_bytes", "Free bytes on the volume of the data directory, what is held back aside.", nil, nil)
 	queueDesc    = prometheus.NewDesc("keelstate_write_queue_requests", "Writes that wait to be proposed.", []string{"group"}, nil)
 )
 
@@ -88,7 +91,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range applyCounters {
 		ch <- c.desc
 	}
-	for _, d := range []*prometheus.Desc{readyDesc, revisionDesc, pendingDesc, queueDesc, applyRefusals} {
+	for _, d := range []*prometheus.Desc{readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}
 }
@@ -101,6 +104,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	ch <- prometheus.MustNewConstMetric(readyDesc, prometheus.GaugeValue, b2f(st.Ready))
 	ch <- prometheus.MustNewConstMetric(revisionDesc, prometheus.GaugeValue, float64(st.Revision))
+	ch <- prometheus.MustNewConstMetric(diskLowDesc, prometheus.GaugeValue, b2f(c.node.disk.low.Load()))
+	ch <- prometheus.MustNewConstMetric(diskHungDesc, prometheus.GaugeValue, b2f(c.node.disk.hung.Load()))
+	ch <- prometheus.MustNewConstMetric(diskFreeDesc, prometheus.GaugeValue, float64(c.node.disk.free.Load()))
 	ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, c.node.log.OldestPendingSync().Seconds())
 	for i := range st.Groups {
 		for _, g := range groupGauges {

@@ -36,6 +36,8 @@ type diskWatch struct {
 	failed atomic.Bool
 	hung   atomic.Bool
 	low    atomic.Bool
+	// shedding: one goroutine hands offices over.
+	shedding atomic.Bool
 	// free and floor are those of the last look, for messages.
 	free, floor atomic.Uint64
 }
@@ -132,7 +134,14 @@ func (d *diskWatch) checkSpace() {
 		d.node.poke()
 	}
 	if d.low.Load() {
-		d.shed()
+		// Beside the looks: a transfer waits for raft's main loop, which a hung
+		// disk may hold.
+		if d.shedding.CompareAndSwap(false, true) {
+			d.node.spawn(func() {
+				defer d.shedding.Store(false)
+				d.shed()
+			})
+		}
 	} else if err := d.ballast(space); err != nil {
 		d.node.logger.Warn("holding back space", "error", err)
 	}
