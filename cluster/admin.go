@@ -308,8 +308,8 @@ func (n *Node) whyNoMetadata() string {
 // as hung.
 const liveLimit = 30 * time.Second
 
-// Live says whether the process and its disk answer; it never fails for lack of
-// a quorum.
+// Live says whether the process and its disk answer, and whether every group of
+// the node goes on; it never fails for lack of a quorum.
 func (n *Node) Live() error {
 	if err := n.log.Err(); err != nil {
 		return err
@@ -317,7 +317,10 @@ func (n *Node) Live() error {
 	if age := n.log.OldestPendingSync(); age > liveLimit {
 		return fmt.Errorf("an fsync of the raft log has not returned for %s: %w", age.Round(time.Second), base.ErrDiskFailed)
 	}
-	return nil
+	if n.disk.hung.Load() {
+		return nil // raft waits for the disk, which is judged above
+	}
+	return n.groupsLive(time.Now())
 }
 
 // Status asks every node of the cluster; those that do not answer are named.

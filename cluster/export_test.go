@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -172,4 +173,24 @@ func (n *Node) MetadataSum(ctx context.Context) (string, error) {
 		return true
 	})
 	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Term is the term of this node's replica.
+func (n *Node) Term(id base.GroupID) uint64 { return n.groupForPoll(id).raft.CurrentTerm() }
+
+// FeelPulses looks at every group now, beside the look that goes on by itself.
+func (n *Node) FeelPulses() {
+	for _, g := range n.groups() {
+		g.feelPulse()
+	}
+}
+
+// PulsesSince fails while the main loop of a group has not answered since t.
+func (n *Node) PulsesSince(t time.Time) error {
+	for _, g := range n.groups() {
+		if g.pulse.loop.Load() < t.UnixNano() {
+			return fmt.Errorf("%s has not answered", g.id)
+		}
+	}
+	return nil
 }

@@ -59,6 +59,8 @@ type group struct {
 	// lateness orders the voters that are asked for a confirmation; owned by the
 	// round that runs.
 	lateness map[raft.ServerID]int
+	// pulse is what liveness is told by.
+	pulse pulse
 	// ended is closed when raft's goroutines have ended.
 	ended chan struct{}
 
@@ -158,6 +160,7 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 	}
 	g.spawn(func() { g.watchOffice(h.takeOffice) })
 	g.spawn(g.watchLeader)
+	g.spawn(g.watchPulse)
 	return nil
 }
 

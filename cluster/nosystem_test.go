@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/engine/state"
@@ -194,5 +195,30 @@ func TestSystemLogThatLostAppliedEntriesIsRebuilt(t *testing.T) {
 	}
 	if rev, _ := k.Node(f).SystemState(); rev < k.rev {
 		t.Fatalf("the rebuilt replica is at revision %d, want %d", rev, k.rev)
+	}
+}
+
+// Every group of a node goes on, and says so, with a quorum or without; the
+// probe that shows it neither deposes a leader nor makes one.
+func TestGroupsHaveAPulseWithoutAQuorum(t *testing.T) {
+	k := newKit(t, testcluster.Options{})
+	leader := k.Leader(1)
+	term := k.Node(leader).Term(1)
+	for i := range 3 {
+		since := time.Now()
+		k.Node(i).FeelPulses()
+		k.Eventually("every group has answered", func() error { return k.Node(i).PulsesSince(since) })
+	}
+	if got := k.Node(leader).Term(1); got != term || !k.Node(leader).Leads(1) {
+		t.Fatalf("probing took the leader from term %d to %d", term, got)
+	}
+	alone := (leader + 1) % 3
+	k.Stop(leader)
+	k.Stop((leader + 2) % 3)
+	since := time.Now()
+	k.Node(alone).FeelPulses()
+	k.Eventually("the groups of a node alone have answered", func() error { return k.Node(alone).PulsesSince(since) })
+	if err := k.Node(alone).Live(); err != nil {
+		t.Fatalf("a node alone: %v", err)
 	}
 }

@@ -398,6 +398,28 @@ func (g *Group) exchange(ctx context.Context, target raft.ServerAddress, t frame
 	return decode(body)
 }
 
+// Probe waits until raft's main loop has answered a request that changes
+// nothing: an append of term 0, which every replica that has a term refuses as
+// older. The replica must have had a term; without one it would follow. A muted
+// or closed group is not asked.
+func (g *Group) Probe(ctx context.Context) error {
+	if g.quiet() {
+		return nil
+	}
+	node := []byte(g.t.opts.Identity.Node)
+	got := make(chan error, 1)
+	g.enqueue(inbound{cmd: &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(g.opts.Local), Addr: node}},
+		respond: func(_ any, err error) { got <- err }}, true)
+	select {
+	case err := <-got:
+		return err
+	case <-g.done:
+		return g.gone()
+	case <-ctx.Done():
+		return fmt.Errorf("waiting for raft of group %s: %w: %w", g.id, base.ErrUnavailable, ctx.Err())
+	}
+}
+
 func (g *Group) silenced() error {
 	return fmt.Errorf("sending for group %s: the replica is muted: %w", g.id, base.ErrNotReady)
 }

@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -348,4 +349,36 @@ func TestBlackHole(t *testing.T) {
 	wantIs(t, vote(), base.ErrUnavailable) // well before SmallTimeout: the pings fail
 	n.HealAll()
 	eventually(t, "a vote after the partition", func() bool { return vote() == nil })
+}
+
+// A probe is answered by raft's main loop or not at all; a muted group is left
+// alone.
+func TestProbeIsAnsweredByTheMainLoop(t *testing.T) {
+	n := memnet.New(1)
+	a := startNode(t, n, "a")
+	g := a.group(t, 7, GroupOptions{Local: "a/1"})
+	hang, got := make(chan struct{}), make(chan *raft.AppendEntriesRequest, 10)
+	serve(t, g, func(rpc raft.RPC) {
+		got <- rpc.Command.(*raft.AppendEntriesRequest)
+		select {
+		case <-hang:
+		case <-g.done:
+		}
+		rpc.Respond(&raft.AppendEntriesResponse{}, nil)
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	wantIs(t, g.Probe(ctx), base.ErrUnavailable)
+	if m := <-got; m.Term != 0 || len(m.Entries) != 0 {
+		t.Fatalf("the probe is %+v", m)
+	}
+	close(hang)
+	if err := g.Probe(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	<-got
+	g.muted.Store(true)
+	if err := g.Probe(context.Background()); err != nil || len(got) != 0 {
+		t.Fatalf("a muted group: %v", err)
+	}
 }

@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// pulse is when a group's two goroutines that do its work were last seen to go
+// on: raft's main loop, and the one that applies. Neither needs a quorum for it.
+type pulse struct {
+	// loop is when the main loop last answered, apply when the state machine last
+	// had all it was given or got further; unix nanoseconds, 0 before the first
+	// look.
+	loop, apply atomic.Int64
+	probing     atomic.Bool   // one probe at a time; it waits as long as the loop hangs
+	applied     atomic.Uint64 // at the last look
+}
+
+// pulseInterval is how often a group is looked at; far below liveLimit.
+const pulseInterval = 2 * time.Second
+
+// watchPulse looks at the group until it is closed.
+func (g *group) watchPulse() {
+	tick := time.NewTicker(pulseInterval)
+	defer tick.Stop()
+	for {
+		g.feelPulse()
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (g *group) feelPulse() {
+	now := time.Now().UnixNano()
+	given := g.log.NewestCommandAtOrBelow(g.raft.AppliedIndex())
+	if has := g.applied(); has >= given || has != g.pulse.applied.Load() || g.pulse.apply.Load() == 0 {
+		g.pulse.applied.Store(has)
+		g.pulse.apply.Store(now)
+	}
+	g.pulse.loop.CompareAndSwap(0, now)
+	if g.guard.HighestTerm() == 0 {
+		g.pulse.loop.Store(now) // raft would take the probe for a leader's first word
+		return
+	}
+	if !g.pulse.probing.CompareAndSwap(false, true) {
+		return
+	}
+	g.spawn(func() {
+		defer g.pulse.probing.Store(false)
+		if g.wire.Probe(g.ctx) == nil {
+			g.pulse.loop.Store(time.Now().UnixNano())
+		}
+	})
+}
+
+// hangs says what of the group has not gone on for longer than limit, empty if
+// nothing.
+func (g *group) hangs(now time.Time, limit time.Duration) string {
+	if g.raft == nil || g.raft.State() == raft.Shutdown {
+		return ""
+	}
+	return g.pulse.hangs(now, limit)
+}
+
+func (p *pulse) hangs(now time.Time, limit time.Duration) string {
+	for _, part := range []struct {
+		name string
+		at   int64
+	}{{"raft's main loop", p.loop.Load()}, {"the state machine", p.apply.Load()}} {
+		if age := now.Sub(time.Unix(0, part.at)); part.at != 0 && age > limit {
+			return fmt.Sprintf("%s has not gone on for %s", part.name, age.Round(time.Second))
+		}
+	}
+	return ""
+}
+
+// groupsLive fails for a group of this node that hangs.
+func (n *Node) groupsLive(now time.Time) error {
+	for _, g := range n.groups() {
+		if why := g.hangs(now, liveLimit); why != "" {
+			return fmt.Errorf("%s: %s: %w", g.id, why, base.ErrUnavailable)
+		}
+	}
+	return nil
+}
