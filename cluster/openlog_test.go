@@ -13,6 +13,7 @@ import (
 
 	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/vfs"
 )
 
 // logKit is a data directory of a node that was admitted, started three times,
@@ -50,7 +51,7 @@ func (k *logKit) raftlog() string { return filepath.Join(k.dir, "raftlog") }
 // node is a node on the directory as far as its identity is read.
 func (k *logKit) node() *Node {
 	k.t.Helper()
-	n := &Node{opts: Options{DataDir: k.dir}, logger: slog.New(slog.NewTextHandler(io.Discard, nil)), rename: os.Rename}
+	n := &Node{opts: Options{DataDir: k.dir, Log: raftlog.Options{FS: vfs.OS}}, logger: slog.New(slog.NewTextHandler(io.Discard, nil)), rename: os.Rename}
 	id, err := openIdentity(k.dir, "n1", "mem")
 	if err != nil {
 		k.t.Fatal(err)

@@ -79,7 +79,7 @@ type importRule struct {
 }
 
 // compositionRoots construct the adapters (LI1).
-var compositionRoots = []string{"cmd/node", "client/keeltest/cluster", "bench", "internal/testcluster"}
+var compositionRoots = []string{"cmd/node", "client/keeltest/cluster", "bench", "internal/testcluster", "internal/sim"}
 
 func restricted() []importRule {
 	roots := func(own string) []string { return append([]string{own}, compositionRoots...) }
@@ -111,7 +111,7 @@ func restricted() []importRule {
 		},
 		{
 			why:     "the client is for those outside the cluster",
-			targets: []string{"client"}, allowed: []string{"client", "cmd", "examples", "jepsen", "bench", "internal/testcluster", "internal/crashtest"},
+			targets: []string{"client"}, allowed: []string{"client", "cmd", "examples", "jepsen", "bench", "internal/testcluster", "internal/crashtest", "internal/sim"},
 		},
 		{
 			why:     "the cluster is started by composition roots and served by api/server",
@@ -121,7 +121,7 @@ func restricted() []importRule {
 			why: "harnesses are imported only by tests and by each other",
 			targets: []string{"internal/testcluster", "internal/metamorphic", "internal/lint", "internal/ci",
 				"internal/memnet"},
-			allowed: []string{"internal/testcluster", "internal/metamorphic", "internal/ci", "client/keeltest"},
+			allowed: []string{"internal/testcluster", "internal/metamorphic", "internal/ci", "internal/sim", "client/keeltest"},
 		},
 	}
 }

@@ -153,6 +153,13 @@ func (c *Cluster) Node(i int) *cluster.Node {
 	return c.nodes[i]
 }
 
+// Get returns node i, nil if it is stopped.
+func (c *Cluster) Get(i int) *cluster.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodes[i]
+}
+
 // Running lists the nodes that run.
 func (c *Cluster) Running() []int {
 	c.mu.Lock()

@@ -1,0 +1,76 @@
+package sim
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/check"
+)
+
+var (
+	seedsFlag = flag.String("sim.seeds", "1-2", "the seeds to run: numbers and ranges, as 1,5,10-20")
+	hoursFlag = flag.Float64("sim.hours", 0.1, "the simulated hours of each seed")
+	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a directory of the system's")
+	keepFlag  = flag.Bool("sim.keep", false, "keep trace and history of runs that pass, too")
+)
+
+func seeds(t *testing.T) []uint64 {
+	t.Helper()
+	var out []uint64
+	for _, part := range strings.Split(*seedsFlag, ",") {
+		lo, hi, ranged := strings.Cut(part, "-")
+		if !ranged {
+			hi = lo
+		}
+		a, err := strconv.ParseUint(lo, 10, 64)
+		b, err2 := strconv.ParseUint(hi, 10, 64)
+		if err != nil || err2 != nil || a > b {
+			t.Fatalf("-sim.seeds: %q is neither a number nor a range", part)
+		}
+		for ; a <= b; a++ {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// TestSimulation runs the real cluster code for simulated hours.
+func TestSimulation(t *testing.T) {
+	out := *outFlag
+	if out == "" {
+		out = filepath.Join(os.TempDir(), "keelstate-sim")
+	}
+	var simulated, wall time.Duration
+	for _, seed := range seeds(t) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			dir := filepath.Join(out, "seed-"+strconv.FormatUint(seed, 10))
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			r := Run(t, ForSeed(seed, time.Duration(*hoursFlag*float64(time.Hour))), dir)
+			t.Log(r)
+			simulated, wall = simulated+r.Simulated, wall+r.Wall
+			if r.Verdict() == check.Pass && !t.Failed() {
+				if !*keepFlag {
+					_ = os.RemoveAll(dir)
+				}
+				return
+			}
+			for _, x := range r.Results {
+				if x.Verdict != check.Pass {
+					t.Errorf("%s: %s: %s %+v", x.Name, x.Verdict, x.Text, x.Details)
+				}
+			}
+			for _, f := range r.Findings {
+				t.Errorf("%.2000s", f)
+			}
+			t.Errorf("trace and history are in %s; run it again with: go test ./internal/sim -run TestSimulation -sim.seeds %d -sim.hours %g -sim.out %s", dir, seed, *hoursFlag, out)
+		})
+	}
+	t.Logf("sim total hours=%.2f speedup=%.0f", simulated.Hours(), simulated.Seconds()/max(wall.Seconds(), 1e-3))
+}
