@@ -71,9 +71,14 @@ func ValidateNodeID(id base.NodeID) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// openIdentity reads the IDENTITY file of dir, or writes a new one if dir holds
-// nothing. A directory that holds data but no identity, or that of another node
-// or engine, is refused.
+// identityCopy is the second copy of the IDENTITY file, written after it. A node
+// whose identity is damaged could not come back by itself: every promise is bound
+// to it, and nobody else has it.
+const identityCopy = "IDENTITY.copy"
+
+// openIdentity reads the IDENTITY file of dir, or its copy where the file is
+// damaged, or writes a new one if dir holds nothing. A directory that holds data
+// but no identity, or that of another node or engine, is refused.
 func openIdentity(dir string, node base.NodeID, engine string) (*Identity, error) {
 	path := filepath.Join(dir, "IDENTITY")
 	raw, err := os.ReadFile(path)
@@ -83,7 +88,7 @@ func openIdentity(dir string, node base.NodeID, engine string) (*Identity, error
 			return nil, fmt.Errorf("reading data directory %s: %w", dir, err)
 		}
 		for _, e := range entries {
-			if e.Name() != "LOCK" && !strings.HasPrefix(e.Name(), "IDENTITY.tmp") {
+			if e.Name() != "LOCK" && !strings.HasPrefix(e.Name(), "IDENTITY.tmp") && !strings.HasPrefix(e.Name(), identityCopy+".tmp") {
 				return nil, &base.Error{Cause: base.ErrIdentity, Field: "data-dir", Ordinal: -1,
 					Hint: fmt.Sprintf("%s holds %q but no IDENTITY file; use an empty directory, or restore the file", dir, e.Name())}
 			}
@@ -95,6 +100,9 @@ func openIdentity(dir string, node base.NodeID, engine string) (*Identity, error
 		return nil, fmt.Errorf("reading identity: %w", err)
 	}
 	id, err := parseIdentity(raw)
+	if errors.Is(err, base.ErrCorrupt) {
+		id, err = fromCopy(dir, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
@@ -107,6 +115,21 @@ func openIdentity(dir string, node base.NodeID, engine string) (*Identity, error
 			Hint: fmt.Sprintf("%s was written with --engine %s, not %s; the engine of a cluster never changes", dir, id.Engine, engine)}
 	}
 	return id, nil
+}
+
+// fromCopy reads the copy of a damaged identity and makes the file whole again.
+// Both are written one after the other, the file first: a copy that is valid is
+// the newest, or the file is.
+func fromCopy(dir string, damage error) (*Identity, error) {
+	raw, err := os.ReadFile(filepath.Join(dir, identityCopy))
+	if err != nil {
+		return nil, fmt.Errorf("%w; its copy: %v", damage, err)
+	}
+	id, err := parseIdentity(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%w; its copy too: %w", damage, err)
+	}
+	return id, id.save(dir)
 }
 
 func parseIdentity(raw []byte) (*Identity, error) {
@@ -136,7 +159,7 @@ func parseIdentity(raw []byte) (*Identity, error) {
 	return id, nil
 }
 
-// save writes the identity durably: all or nothing.
+// save writes the identity durably, and its copy after it.
 func (id *Identity) save(dir string) error {
 	body, err := json.Marshal(id)
 	if err != nil {
@@ -146,7 +169,11 @@ func (id *Identity) save(dir string) error {
 	if err != nil {
 		return fmt.Errorf("encoding identity: %w", err)
 	}
-	return writeFileDurably(filepath.Join(dir, "IDENTITY"), append(raw, '\n'))
+	raw = append(raw, '\n')
+	if err := writeFileDurably(filepath.Join(dir, "IDENTITY"), raw); err != nil {
+		return err
+	}
+	return writeFileDurably(filepath.Join(dir, identityCopy), raw)
 }
 
 // writeFileDurably replaces path by data: after a crash it holds the old bytes
