@@ -72,7 +72,7 @@ func (n *Node) serveAdmin() {
 			return jsonReply(v, err)
 		})
 	}
-	onShard(methodHash, func(ctx context.Context, r *replica, q shardRequest) (any, error) { return r.hashAt(ctx, q.Mark) })
+	onShard(methodHash, func(ctx context.Context, r *replica, q shardRequest) (any, error) { return r.hashAt(ctx, q) })
 	onShard(methodTransfer, func(_ context.Context, r *replica, q shardRequest) (any, error) {
 		if _, err := r.leading(); err != nil {
 			return nil, err
@@ -482,14 +482,22 @@ const hashWait = 30 * time.Second
 
 // hashAt computes this replica's hashes at a mark; the leader proposes the mark
 // if it does not have it yet.
-func (r *replica) hashAt(ctx context.Context, mark uint64) (*ReplicaHash, error) {
+//
+// A request that names the node in To means the leader: who no longer leads says
+// so at once instead of waiting for a mark that nobody proposes.
+func (r *replica) hashAt(ctx context.Context, q shardRequest) (*ReplicaHash, error) {
+	mark := q.Mark
 	if err := r.healthy(); err != nil {
 		return nil, err
 	}
 	r.hashedAt.Store(time.Now().UnixNano())
 	report, err := r.machine.HashAt(ctx, mark)
 	if errors.Is(err, base.ErrNotFound) {
-		if _, lerr := r.leading(); lerr == nil {
+		_, lerr := r.leading()
+		if lerr != nil && q.To != "" {
+			return nil, lerr
+		}
+		if lerr == nil {
 			if _, err := r.command(ctx, raftfsm.AppendHashMark(nil, mark)); err != nil {
 				return nil, err
 			}

@@ -194,3 +194,12 @@ func (n *Node) PulsesSince(t time.Time) error {
 	}
 	return nil
 }
+
+// HashAsLeader asks this node's replica for its hashes as if it led the shard.
+func (n *Node) HashAsLeader(ctx context.Context, g base.GroupID, mark uint64) error {
+	r, err := n.replicaOf(g)
+	if err == nil {
+		_, err = r.hashAt(ctx, shardRequest{Group: g, Mark: mark, To: n.opts.NodeID})
+	}
+	return err
+}

@@ -127,3 +127,17 @@ func (k *kit) checkValue(shard base.GroupID, key, want string) {
 		return errors.New("nobody leads")
 	})
 }
+
+// Who is asked for hashes as the leader and does not lead says so at once: the
+// mark that it would wait for is proposed by nobody.
+func TestHashIsProposedByTheLeaderOnly(t *testing.T) {
+	k := newKit(t, testcluster.Options{})
+	k.mustWrite(k.put("k", "v"))
+	err := k.Node(k.follower()).HashAsLeader(k.ctx(), 1, 77)
+	if !errors.Is(err, base.ErrNotLeader) {
+		t.Fatalf("a follower asked as the leader: %v", err)
+	}
+	if err := k.Node(k.Leader(1)).HashAsLeader(k.ctx(), 1, 77); err != nil {
+		t.Fatal(err)
+	}
+}
