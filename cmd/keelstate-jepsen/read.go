@@ -1,0 +1,128 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/report"
+)
+
+// runRecord is a run as output.
+func runRecord(dir string, r *report.Run) record {
+	t := r.Totals()
+	return record{
+		{name: "directory", value: dir}, {name: "seed", value: r.Seed}, {name: "verdict", value: string(r.Verdict)}, {name: "text", value: r.Text},
+		{name: "minutes", value: time.Duration(r.ElapsedNs).Minutes()}, {name: "episodes", value: t.Episodes},
+		{name: "operations", value: t.Operations}, {name: "ok", value: t.OK}, {name: "failed", value: t.Failed}, {name: "unknown", value: t.Unknown},
+		{name: "injections", value: t.Injections}, {name: "faults", value: t.Faults}, {name: "skipped", value: t.Skipped, wide: true},
+		{name: "missing", value: append([]string{}, r.Missing...), wide: true}, {name: "repeat", value: r.Repeat},
+	}
+}
+
+// resultRecord is a verdict of an episode as output.
+func resultRecord(e *report.Episode, r check.Result) record {
+	details := []check.Detail{}
+	details = append(details, r.Details...)
+	return record{
+		{name: "episode", value: e.Number}, {name: "name", value: r.Name}, {name: "verdict", value: string(r.Verdict)},
+		{name: "ok", value: r.OK}, {name: "failed", value: r.Failed}, {name: "unknown", value: r.Unknown},
+		{name: "elapsedMs", value: r.Elapsed.Milliseconds(), wide: true}, {name: "text", value: r.Text}, {name: "details", value: details, wide: true},
+	}
+}
+
+func (a *app) checkCommand() *cobra.Command {
+	var limit time.Duration
+	c := &cobra.Command{
+		Use:   "check DIR",
+		Short: "Judge the saved histories of a run again",
+		Long: `check reads the histories in the folder of a run and judges them again. What only the
+run could see (how the cluster healed, hashes, deaths, logs) is taken from run.json.
+Nothing in the folder is changed.`,
+		Example: "  keelstate-jepsen check jepsen-7\n  keelstate-jepsen check jepsen-7 --limit 10m -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if limit <= 0 {
+				return usage(errors.New("--limit: must be positive"))
+			}
+			run, err := report.LoadRun(args[0])
+			if err != nil {
+				return err
+			}
+			if err := again(cmd, run, args[0], limit); err != nil {
+				return err
+			}
+			var items []record
+			for i := range run.Episodes {
+				for _, res := range run.Episodes[i].Results {
+					items = append(items, resultRecord(&run.Episodes[i], res))
+				}
+			}
+			run.Judge()
+			if err := a.printList("Verdict", items); err != nil {
+				return err
+			}
+			return verdictError(run.Verdict, run.Text)
+		},
+	}
+	c.Flags().DurationVar(&limit, "limit", 2*time.Minute, "bound of each checker; one that cannot decide in it says unknown")
+	return c
+}
+
+// again replaces the results of the checkers.
+func again(cmd *cobra.Command, run *report.Run, dir string, limit time.Duration) error {
+	for i := range run.Episodes {
+		e := &run.Episodes[i]
+		if err := cmd.Context().Err(); err != nil {
+			return err
+		}
+		h, err := report.LoadHistory(dir, e)
+		if err != nil {
+			return err
+		}
+		results := check.Judge(h, check.Options{Limit: limit})
+		if !h.Complete {
+			results = append(results, check.Result{Name: "history", Verdict: check.Unknown, Text: "it ends early"})
+		}
+		for _, old := range e.Results {
+			if _, checked := check.For(old.Name); !checked {
+				results = append(results, old)
+			}
+		}
+		e.Results = results
+		e.Judge()
+	}
+	return nil
+}
+
+func (a *app) reportCommand() *cobra.Command {
+	var ledger bool
+	c := &cobra.Command{
+		Use:     "report DIR",
+		Short:   "Make the page of a run again, and sum it up",
+		Long:    `report makes report.html of the other files in the folder of a run, and prints its sums.`,
+		Example: "  keelstate-jepsen report jepsen-7\n  keelstate-jepsen report jepsen-7 -o json --columns verdict,operations",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			run, err := report.LoadRun(args[0])
+			if err != nil {
+				return err
+			}
+			if err := report.WritePage(args[0]); err != nil {
+				return err
+			}
+			a.prose("wrote " + filepath.Join(args[0], report.PageFile))
+			if ledger {
+				_, err := fmt.Fprintln(a.stdout, run.LedgerRow())
+				return err
+			}
+			return a.printOne("Run", runRecord(args[0], run))
+		},
+	}
+	c.Flags().BoolVar(&ledger, "ledger", false, "print a row for the table of jepsen/LEDGER.md instead")
+	return c
+}

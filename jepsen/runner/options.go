@@ -1,0 +1,146 @@
+//go:build linux
+
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/workload"
+)
+
+// Options of a run. Zero values have the defaults.
+type Options struct {
+	// Dir is the report's folder; it must not exist or be empty. Required.
+	Dir string
+	// NodeBinary and CtlBinary are keelstate-node and keelctl. Required.
+	NodeBinary, CtlBinary string
+	// Seed of the schedule, the victims and the workloads' choices.
+	Seed uint64
+	// Duration is how long episodes are begun; default 5 minutes.
+	Duration time.Duration
+	// Episode is how long the faults of one episode last; default 40 s.
+	Episode time.Duration
+	// First is the number of the first episode; default 1.
+	First int
+	// Nodes and Shards default to 3 and 2.
+	Nodes, Shards int
+	// Engine and Memory are flags of the nodes; empty for the nodes' defaults.
+	Engine, Memory string
+	// Net and Disk default to what the machine can do best.
+	Net  host.NetMode
+	Disk host.DiskKind
+	// DiskBytes is the size of each disk, 0 for the kind's default.
+	DiskBytes int64
+	// Faults are names or kinds; none means all that are possible here.
+	Faults []string
+	// Workloads are names; none means all.
+	Workloads []string
+	// Rate bounds each workload's operations a second; default 250.
+	Rate float64
+	// Clients is how many clients there are, every second with connections that
+	// break; default 6. Workers is how many each workload has; default 6.
+	Clients, Workers int
+	// CheckLimit bounds the time of one checker; default 2 minutes.
+	CheckLimit time.Duration
+	// NodeFlags go to every node.
+	NodeFlags []string
+	// KeepData keeps the nodes' data after a pass too.
+	KeepData bool
+	// Repeat is the command that runs the same again, for the report.
+	Repeat string
+	// Note is called with lines of progress.
+	Note func(string)
+}
+
+// ErrUsage is a mistake in the options.
+var ErrUsage = errors.New("usage")
+
+func usage(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrUsage)
+}
+
+func (o *Options) ensureDefaults() {
+	def(&o.Duration, 5*time.Minute)
+	def(&o.Episode, 40*time.Second)
+	def(&o.First, 1)
+	def(&o.Nodes, 3)
+	def(&o.Shards, 2)
+	def(&o.Rate, 250)
+	def(&o.Clients, 6)
+	def(&o.Workers, 6)
+	def(&o.CheckLimit, 2*time.Minute)
+	def(&o.Net, host.NetAuto)
+	if o.Disk == "" {
+		o.Disk = host.DiskPlain
+		if host.Detect().Has(host.CapFuse) {
+			o.Disk = host.DiskFault
+		}
+	}
+	if o.Note == nil {
+		o.Note = func(string) {}
+	}
+	if len(o.Workloads) == 0 {
+		for _, w := range workload.All(workload.Config{}) {
+			o.Workloads = append(o.Workloads, w.Name())
+		}
+	}
+}
+
+func def[T comparable](v *T, to T) {
+	var zero T
+	if *v == zero {
+		*v = to
+	}
+}
+
+// validate returns all problems.
+func (o *Options) validate() error {
+	var bad []error
+	if o.Dir == "" || o.NodeBinary == "" || o.CtlBinary == "" {
+		bad = append(bad, usage("a run needs a directory and the two binaries"))
+	}
+	if o.Duration < 0 || o.Episode < time.Second {
+		bad = append(bad, usage("the duration must not be negative, and an episode takes a second at least"))
+	}
+	if o.Nodes < 1 || o.Nodes > 100 || o.Shards < 1 || o.Shards > 1000 {
+		bad = append(bad, usage("nodes must be 1 to 100, and shards 1 to 1000"))
+	}
+	if o.First < 1 || o.Rate <= 0 || o.Clients < 1 || o.Workers < 1 || o.CheckLimit < 0 {
+		bad = append(bad, usage("the first episode, the rate, clients and workers must be positive"))
+	}
+	for _, name := range o.Workloads {
+		if _, ok := workload.New(name, workload.Config{}); !ok {
+			bad = append(bad, usage("there is no workload %q", name))
+		}
+	}
+	if !slices.Contains([]host.NetMode{host.NetAuto, host.NetNamespaces, host.NetLoopback}, o.Net) {
+		bad = append(bad, usage("there is no network %q", o.Net))
+	}
+	if !slices.Contains([]host.DiskKind{host.DiskPlain, host.DiskFault, host.DiskExt4, host.DiskTmpfs}, o.Disk) {
+		bad = append(bad, usage("there is no kind of disk %q", o.Disk))
+	}
+	return errors.Join(bad...)
+}
+
+// texts are the options for the report.
+func (o *Options) texts() map[string]string {
+	all := map[string]string{
+		"duration": o.Duration.String(), "episode": o.Episode.String(), "nodes": strconv.Itoa(o.Nodes), "shards": strconv.Itoa(o.Shards),
+		"engine": o.Engine, "memory": o.Memory, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","),
+		"workloads": strings.Join(o.Workloads, ","), "rate": strconv.FormatFloat(o.Rate, 'g', -1, 64), "clients": strconv.Itoa(o.Clients),
+		"workers": strconv.Itoa(o.Workers), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
+	}
+	for k, v := range all {
+		if v == "" {
+			delete(all, k)
+		}
+	}
+	return all
+}

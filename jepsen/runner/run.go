@@ -1,0 +1,303 @@
+//go:build linux
+
+package runner
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/nemesis"
+	"github.com/keelstate/keelstate/jepsen/report"
+)
+
+// run is a run in progress.
+type run struct {
+	Options
+	start    time.Time
+	fleet    *host.Fleet
+	env      *nemesis.Env
+	faults   []nemesis.Fault
+	shards   []shard
+	report   *report.Run
+	timeline *report.Writer
+	samples  *report.Writer
+	files    []*os.File
+	logs     *logWatch
+	deaths   int // that episodes have judged
+}
+
+// Run runs episodes until the time is over, one fails, or ctx ends. Its error
+// says what kept the harness from judging; what the product did is in the
+// report, which is also returned with an error if there is one.
+func Run(ctx context.Context, o Options) (rep *report.Run, err error) {
+	o.ensureDefaults()
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return nil, err
+	}
+	if err := emptyDir(o.Dir); err != nil {
+		return nil, err
+	}
+	r := &run{Options: o, start: time.Now()}
+	r.report = &report.Run{Seed: o.Seed, Started: r.start.UTC().Format(time.RFC3339), Repeat: o.Repeat, Options: o.texts(),
+		Nodes: o.Nodes, Shards: o.Shards, Disk: string(o.Disk), Verdict: check.Unknown}
+	defer func() {
+		if errors.Is(err, ErrUsage) {
+			err = errors.Join(err, r.close(), os.RemoveAll(o.Dir))
+			return
+		}
+		if err != nil && r.report.Text == "" {
+			r.report.Text = err.Error()
+		}
+		err = errors.Join(err, r.finish(ctx))
+	}()
+	if err := r.open(); err != nil {
+		return r.report, err
+	}
+	if err := r.found(ctx); err != nil {
+		return r.report, fmt.Errorf("founding the cluster: %w", err)
+	}
+	return r.report, r.episodes(ctx)
+}
+
+// emptyDir makes a directory that has nothing in it.
+func emptyDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = usage("the directory %s is not empty", dir)
+	}
+	return err
+}
+
+// now is the time of the run.
+func (r *run) now() int64 { return int64(time.Since(r.start)) }
+
+func (r *run) note(format string, args ...any) { r.Note(fmt.Sprintf(format, args...)) }
+
+// open makes the files of the folder and the places of the nodes.
+func (r *run) open() error {
+	swept, err := host.Sweep()
+	for _, s := range swept {
+		r.note("removed what a dead harness had left: %s", s)
+	}
+	if err != nil {
+		return fmt.Errorf("removing what dead harnesses left: %w", err)
+	}
+	nodes := filepath.Join(r.Dir, report.NodesDir)
+	for _, dir := range []string{nodes, filepath.Join(r.Dir, report.EpisodesDir)} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, l := range []struct {
+		to          **report.Writer
+		file, magic string
+	}{{&r.timeline, report.TimelineFile, report.TimelineMagic}, {&r.samples, report.MetricsFile, report.MetricsMagic}} {
+		f, err := os.Create(filepath.Join(r.Dir, l.file))
+		if err != nil {
+			return err
+		}
+		r.files = append(r.files, f)
+		*l.to = report.NewWriter(f, l.magic)
+	}
+	r.fleet, err = host.NewFleet(host.Options{Nodes: r.Nodes, Dir: nodes, NodeBinary: r.NodeBinary, CtlBinary: r.CtlBinary, Net: r.Net,
+		Disk: r.Disk, DiskBytes: r.DiskBytes, Groups: os.Geteuid() == 0, Engine: r.Engine, Memory: r.Memory, Flags: r.NodeFlags})
+	if err != nil {
+		return fmt.Errorf("making the fleet: %w", err)
+	}
+	return r.chooseFaults()
+}
+
+// chooseFaults draws up the catalogue, and says loudly what is not in it (RU5).
+func (r *run) chooseFaults() error {
+	r.env = nemesis.NewEnv(r.fleet, r.Seed)
+	// A node whose identity is damaged refuses to start, which is its answer.
+	r.env.SpareFiles = []string{"IDENTITY"}
+	all, missing := nemesis.Catalogue(r.env)
+	r.report.Missing = missing
+	r.report.Victims = r.env.Victims()
+	r.report.Net = string(host.NetNamespaces)
+	if r.fleet.Net == nil {
+		r.report.Net = string(host.NetLoopback)
+	}
+	if len(missing) > 0 {
+		r.note("NOT INJECTED HERE: %d faults of %d", len(missing), len(missing)+len(all))
+		for _, m := range missing {
+			r.note("  %s", m)
+		}
+	}
+	chosen, err := nemesis.Select(all, r.Faults)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, ErrUsage)
+	}
+	r.faults = chosen
+	return nil
+}
+
+// found starts the nodes and makes them a cluster.
+func (r *run) found(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	r.logs = newLogWatch(r.fleet.Nodes)
+	if err := r.fleet.StartAll(); err != nil {
+		return err
+	}
+	if err := r.fleet.Found(ctx, r.Shards); err != nil {
+		return err
+	}
+	var err error
+	if r.shards, err = listShards(ctx, r.fleet); err != nil {
+		return err
+	}
+	r.report.Product = product(ctx, r.fleet)
+	return r.report.Save(r.Dir)
+}
+
+// product asks keelctl for the versions; what is not known is left out.
+func product(ctx context.Context, f *host.Fleet) map[string]string {
+	var v map[string]any
+	out, err := f.Ctl(ctx, "version", "-o", "json")
+	if err == nil {
+		err = json.Unmarshal(out, &v)
+	}
+	if err != nil {
+		return nil
+	}
+	all := map[string]string{}
+	for _, k := range []string{"version", "revision", "go", "platform"} {
+		if s, ok := v[k].(string); ok && s != "" {
+			all[k] = s
+		}
+	}
+	return all
+}
+
+// episodes runs them one after the other.
+func (r *run) episodes(ctx context.Context) error {
+	sampling, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { r.sample(sampling) })
+	defer wg.Wait()
+	defer stop()
+	for n := r.First; ; n++ {
+		e, err := r.episode(ctx, n)
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("the run was interrupted: %w", ctx.Err())
+		}
+		r.report.Episodes = append(r.report.Episodes, *e)
+		r.report.ElapsedNs = r.now()
+		r.report.Done = e.Verdict == check.Fail || time.Since(r.start) >= r.Duration
+		r.report.Judge()
+		if err := r.report.Save(r.Dir); err != nil {
+			return err
+		}
+		r.noteEpisode(e)
+		if r.report.Done {
+			return errors.Join(r.timeline.Err(), r.samples.Err())
+		}
+	}
+}
+
+func (r *run) noteEpisode(e *report.Episode) {
+	faults := 0
+	for _, n := range e.Faults {
+		faults += n
+	}
+	r.note("episode %d (%s): %s; %d operations (%d ok, %d failed, %d unknown), %d faults", e.Number, e.Style, e.Verdict, e.Operations(),
+		e.OK, e.Failed, e.Unknown, faults)
+	for _, res := range e.Results {
+		if res.Verdict != check.Pass {
+			r.note("  %s: %s: %s", res.Name, res.Verdict, res.Text)
+		}
+	}
+}
+
+// close ends everything that the run started (RU1).
+func (r *run) close() error {
+	var failed error
+	if r.fleet != nil {
+		if err := r.fleet.Close(); err != nil {
+			failed = fmt.Errorf("ending the fleet: %w", err)
+		}
+	}
+	for _, f := range r.files {
+		failed = errors.Join(failed, f.Close())
+	}
+	return failed
+}
+
+// finish closes the run and completes its folder.
+func (r *run) finish(ctx context.Context) error {
+	failed := r.close()
+	r.report.ElapsedNs = r.now()
+	r.report.Judge()
+	if ctx.Err() != nil && r.report.Verdict == check.Pass {
+		r.report.Verdict = check.Unknown
+	}
+	failed = errors.Join(failed, r.report.Save(r.Dir))
+	if r.report.Verdict == check.Pass && !r.KeepData {
+		failed = errors.Join(failed, r.removeData())
+	}
+	return errors.Join(failed, report.WritePage(r.Dir))
+}
+
+// removeData leaves of the nodes' directory the logs (RU3).
+func (r *run) removeData() error {
+	dir := filepath.Join(r.Dir, report.NodesDir)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}
+
+// style is how an episode's faults come.
+type style struct {
+	name    string
+	options nemesis.Options
+}
+
+// styles are equally likely, and so about a third of the steps of all is composed
+// by intent and another third by chance.
+var styles = []style{
+	{"single faults", nemesis.Options{MinHold: time.Second, MaxHold: 9 * time.Second, MinGap: time.Second, MaxGap: 5 * time.Second, Composed: -1}},
+	{"mixed", nemesis.Options{MinHold: time.Second, MaxHold: 7 * time.Second, MinGap: 500 * time.Millisecond, MaxGap: 3 * time.Second, Composed: 0.4}},
+	{"cascade", nemesis.Options{MinHold: 200 * time.Millisecond, MaxHold: 3 * time.Second, MinGap: 50 * time.Millisecond, MaxGap: 700 * time.Millisecond, Composed: 0.6}},
+}
+
+// derive is the seed of an episode, and its style.
+func (r *run) derive(n int) (seed uint64, s style) {
+	rnd := rand.New(rand.NewPCG(r.Seed, uint64(n)))
+	seed, s = rnd.Uint64()>>1, styles[rnd.IntN(len(styles))]
+	s.options.Seed = seed
+	return seed, s
+}
+
+// newDeaths are the deaths since the last call.
+func (r *run) newDeaths() []host.Death {
+	all := r.env.Deaths()
+	slices.SortFunc(all, func(a, b host.Death) int { return a.Time.Compare(b.Time) })
+	fresh := all[min(r.deaths, len(all)):]
+	r.deaths = len(all)
+	return fresh
+}
