@@ -149,6 +149,9 @@ func TestBallastIsGivenUpForTheLog(t *testing.T) {
 	ballast := func() string { return filepath.Join(k.Dir(0), "BALLAST") }
 	k = newKit(t, testcluster.Options{Nodes: 1, Replication: 1, Configure: func(_ int, o *cluster.Options) {
 		o.DiskSpace = func(string) (cluster.DiskSpace, error) {
+			if full.Load() {
+				return cluster.DiskSpace{Total: 1 << 30}, nil
+			}
 			return cluster.DiskSpace{Free: 1 << 30, Total: 1 << 30}, nil
 		}
 		o.Log.FullRetry = 5 * time.Millisecond
@@ -168,8 +171,9 @@ func TestBallastIsGivenUpForTheLog(t *testing.T) {
 		}
 		return err
 	})
-	full.Store(true)
 	k.mustWrite(k.put("k", "v"))
+	full.Store(true)
+	k.mustWrite(state.Mutation{State: k.values, Op: state.OpClear, Key: []byte("k")})
 	if _, err := os.Stat(ballast()); err == nil {
 		t.Fatal("the ballast is still there")
 	}
