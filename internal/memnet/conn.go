@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"time"
 )
 
@@ -11,7 +12,8 @@ import (
 // network's mutex.
 type stream struct {
 	dir      pair
-	peer     *stream // the other direction
+	peer     *stream    // the other direction
+	cond     *sync.Cond // of the one who reads it and the one who writes it
 	segments []segment
 	size     int       // bytes in segments
 	last     time.Time // arrival time of the newest segment; arrival never goes back
@@ -41,23 +43,24 @@ type deadline struct {
 
 func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
 
-func (n *Network) setDeadlineLocked(d *deadline, at time.Time) {
+// setDeadlineLocked changes the deadline of the one who waits at a stream.
+func (n *Network) setDeadlineLocked(s *stream, d *deadline, at time.Time) {
 	if d.timer != nil {
 		d.timer.Stop()
 		d.timer = nil
 	}
 	d.at = at
 	if wait := time.Until(at); !at.IsZero() && wait > 0 {
-		d.timer = n.wakeAfter(wait)
+		d.timer = n.wakeAfter(s, wait)
 	}
-	n.cond.Broadcast()
+	s.cond.Broadcast()
 }
 
-func (n *Network) wakeAfter(wait time.Duration) *time.Timer {
+func (n *Network) wakeAfter(s *stream, wait time.Duration) *time.Timer {
 	return time.AfterFunc(wait, func() {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.cond.Broadcast()
+		s.cond.Broadcast()
 	})
 }
 
@@ -81,7 +84,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		case s.ended && len(s.segments) == 0 && !n.linkLocked(s.dir).blocked:
 			return 0, io.EOF
 		}
-		n.cond.Wait()
+		c.in.cond.Wait()
 	}
 }
 
@@ -92,7 +95,7 @@ func (n *Network) arrivedLocked(s *stream) bool {
 		return false
 	}
 	if wait := time.Until(s.segments[0].ready); wait > 0 {
-		n.wakeAfter(wait)
+		n.wakeAfter(s, wait)
 		return false
 	}
 	return true
@@ -109,7 +112,7 @@ func (n *Network) takeLocked(s *stream, p []byte) int {
 		}
 	}
 	s.size -= total
-	n.cond.Broadcast()
+	s.cond.Broadcast()
 	return total
 }
 
@@ -133,13 +136,12 @@ func (c *conn) Write(p []byte) (int, error) {
 		}
 		free := n.window - s.size
 		if free <= 0 {
-			n.cond.Wait()
+			s.cond.Wait()
 			continue
 		}
 		l := n.linkLocked(s.dir)
 		if l.cutOneIn > 0 && n.rng.IntN(l.cutOneIn) == 0 {
 			n.cutLocked(s)
-			n.cond.Broadcast()
 			return total, ErrReset
 		}
 		k := min(free, len(p)-total)
@@ -165,7 +167,7 @@ func (n *Network) putLocked(s *stream, l *link, p []byte) {
 	s.last = ready
 	s.segments = append(s.segments, segment{data: append([]byte(nil), p...), ready: ready})
 	s.size += len(p)
-	n.cond.Broadcast()
+	s.cond.Broadcast()
 }
 
 // Close implements net.Conn. What was written before still arrives.
@@ -178,13 +180,12 @@ func (c *conn) Close() error {
 	}
 	c.closed = true
 	c.out.ended = true
-	n.setDeadlineLocked(&c.read, time.Time{})
-	n.setDeadlineLocked(&c.write, time.Time{})
+	n.setDeadlineLocked(c.in, &c.read, time.Time{})
+	n.setDeadlineLocked(c.out, &c.write, time.Time{})
 	if c.in.ended || c.out.cut { // both ends are closed
 		delete(n.conns, c.out)
 		delete(n.conns, c.in)
 	}
-	n.cond.Broadcast()
 	return nil
 }
 
@@ -192,15 +193,15 @@ func (c *conn) LocalAddr() net.Addr  { return c.local }
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
 func (c *conn) SetDeadline(t time.Time) error {
-	return c.set(func() { c.net.setDeadlineLocked(&c.read, t); c.net.setDeadlineLocked(&c.write, t) })
+	return c.set(func() { c.net.setDeadlineLocked(c.in, &c.read, t); c.net.setDeadlineLocked(c.out, &c.write, t) })
 }
 
 func (c *conn) SetReadDeadline(t time.Time) error {
-	return c.set(func() { c.net.setDeadlineLocked(&c.read, t) })
+	return c.set(func() { c.net.setDeadlineLocked(c.in, &c.read, t) })
 }
 
 func (c *conn) SetWriteDeadline(t time.Time) error {
-	return c.set(func() { c.net.setDeadlineLocked(&c.write, t) })
+	return c.set(func() { c.net.setDeadlineLocked(c.out, &c.write, t) })
 }
 
 func (c *conn) set(f func()) error {

@@ -27,7 +27,7 @@ var ErrReset = fmt.Errorf("memnet: %w", syscall.ECONNRESET)
 // Network is a set of hosts and the state of the links between them.
 type Network struct {
 	mu        sync.Mutex
-	cond      *sync.Cond // broadcast on every change that may unblock a waiter
+	cond      *sync.Cond // of dials and accepts; those of a connection wait on its streams
 	rng       *rand.Rand // guarded by mu
 	window    int
 	listeners map[string]*listener
@@ -63,13 +63,21 @@ func New(seed uint64) *Network {
 	return n
 }
 
+// wakeAllLocked wakes everybody who waits, after a change that may concern all.
+func (n *Network) wakeAllLocked() {
+	n.cond.Broadcast()
+	for s := range n.conns {
+		s.cond.Broadcast()
+	}
+}
+
 // SetWindow changes the bytes under way per connection and direction (MN3).
 // It must be at least 1.
 func (n *Network) SetWindow(bytes int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.window = max(bytes, 1)
-	n.cond.Broadcast()
+	n.wakeAllLocked()
 }
 
 // Block makes the direction from -> to a black hole that holds its bytes (MN2).
@@ -98,7 +106,7 @@ func (n *Network) HealAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.links = make(map[pair]*link)
-	n.cond.Broadcast()
+	n.wakeAllLocked()
 }
 
 // SetDelay delays bytes from -> to by delay plus a random part in [0, jitter).
@@ -122,7 +130,6 @@ func (n *Network) Cut(a, b string) {
 			n.cutLocked(s)
 		}
 	}
-	n.cond.Broadcast()
 }
 
 // Crash closes the host's listeners and resets all of its connections.
@@ -172,7 +179,7 @@ func (n *Network) change(from, to string, f func(*link)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	f(n.linkLocked(pair{from, to}))
-	n.cond.Broadcast()
+	n.wakeAllLocked()
 }
 
 func (n *Network) linkLocked(p pair) *link {
@@ -248,7 +255,7 @@ func (h *Host) Dial(ctx context.Context, addr string) (net.Conn, error) {
 func (n *Network) connectLocked(l *listener, there, back pair) *conn {
 	n.nextConn++
 	local := memAddr(there.from + "#" + strconv.Itoa(n.nextConn))
-	out, in := &stream{dir: there}, &stream{dir: back}
+	out, in := &stream{dir: there, cond: sync.NewCond(&n.mu)}, &stream{dir: back, cond: sync.NewCond(&n.mu)}
 	out.peer, in.peer = in, out
 	n.conns[out], n.conns[in] = struct{}{}, struct{}{}
 	client := &conn{net: n, out: out, in: in, local: local, remote: l.addr}
@@ -262,6 +269,7 @@ func (n *Network) cutLocked(s *stream) {
 	for _, e := range []*stream{s, s.peer} {
 		e.cut, e.segments, e.size = true, nil, 0
 		delete(n.conns, e)
+		e.cond.Broadcast()
 	}
 }
 
