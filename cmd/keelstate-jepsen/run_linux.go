@@ -65,7 +65,7 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.StringVar(&disk, "disk", "auto", "auto, plain, fault, ext4 or tmpfs")
 	f.StringSliceVar(&o.Faults, "faults", nil, "kinds or names of faults; all that are possible here if none are given")
 	f.StringSliceVar(&o.Workloads, "workloads", nil, "workloads; all if none are given")
-	f.Float64Var(&o.Rate, "rate", 250, "operations a second of each workload, at most")
+	f.Float64Var(&o.Rate, "rate", 400, "operations a second of each workload, at most")
 	f.IntVar(&o.Clients, "clients", 6, "clients; every second has connections that break")
 	f.IntVar(&o.Workers, "workers", 6, "workers of each workload")
 	f.DurationVar(&o.CheckLimit, "limit", 2*time.Minute, "bound of each checker; one that cannot decide in it says unknown")

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"compress/flate"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -54,7 +55,8 @@ type packed struct{ z *gzip.Reader }
 
 func (p packed) Read(b []byte) (int, error) {
 	n, err := p.z.Read(b)
-	if errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) {
+	var flaw flate.CorruptInputError
+	if errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &flaw) {
 		err = corrupt("%v", err)
 	}
 	return n, err

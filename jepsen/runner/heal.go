@@ -150,8 +150,11 @@ func (e *episode) lookForHashes(ctx context.Context, h *healing) {
 			h.mu.Lock()
 			h.hashes = append(h.hashes, seen...)
 			h.mu.Unlock()
-			if len(seen) == s.replicas && check.Hashes([]uint64{s.id}, s.replicas, seen).Verdict == check.Pass {
+			switch check.Hashes([]uint64{s.id}, s.replicas, seen).Verdict {
+			case check.Pass:
 				h.note(s.id, agreed)
+			case check.Fail:
+				return true // no later look makes that good
 			}
 		}
 		return h.complete(agreed)
@@ -284,5 +287,6 @@ func (h *healing) results(shards []shard) []check.Result {
 	if same.Verdict == check.Pass {
 		same.Text = fmt.Sprintf("all replicas of %d shards agree", len(ids))
 	}
-	return []check.Result{live, same}
+	// Safety first: differing replicas are late, too.
+	return []check.Result{same, live}
 }

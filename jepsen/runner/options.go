@@ -42,7 +42,7 @@ type Options struct {
 	Faults []string
 	// Workloads are names; none means all.
 	Workloads []string
-	// Rate bounds each workload's operations a second; default 250.
+	// Rate bounds each workload's operations a second; default 400.
 	Rate float64
 	// Clients is how many clients there are, every second with connections that
 	// break; default 6. Workers is how many each workload has; default 6.
@@ -72,7 +72,7 @@ func (o *Options) ensureDefaults() {
 	def(&o.First, 1)
 	def(&o.Nodes, 3)
 	def(&o.Shards, 2)
-	def(&o.Rate, 250)
+	def(&o.Rate, 400)
 	def(&o.Clients, 6)
 	def(&o.Workers, 6)
 	def(&o.CheckLimit, 2*time.Minute)

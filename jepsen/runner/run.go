@@ -277,11 +277,11 @@ type style struct {
 	options nemesis.Options
 }
 
-// styles are equally likely, and so about a third of the steps of all is composed
-// by intent and another third by chance.
+// styles are equally likely. The first has one fault at a time; of the steps of
+// the others about half have more, up to three.
 var styles = []style{
-	{"single faults", nemesis.Options{MinHold: time.Second, MaxHold: 9 * time.Second, MinGap: time.Second, MaxGap: 5 * time.Second, Composed: -1}},
-	{"mixed", nemesis.Options{MinHold: time.Second, MaxHold: 7 * time.Second, MinGap: 500 * time.Millisecond, MaxGap: 3 * time.Second, Composed: 0.4}},
+	{"single faults", nemesis.Options{MinHold: 500 * time.Millisecond, MaxHold: 7 * time.Second, MinGap: 300 * time.Millisecond, MaxGap: 3 * time.Second, Composed: -1}},
+	{"mixed", nemesis.Options{MinHold: time.Second, MaxHold: 7 * time.Second, MinGap: 300 * time.Millisecond, MaxGap: 2 * time.Second, Composed: 0.4}},
 	{"cascade", nemesis.Options{MinHold: 200 * time.Millisecond, MaxHold: 3 * time.Second, MinGap: 50 * time.Millisecond, MaxGap: 700 * time.Millisecond, Composed: 0.6}},
 }
 

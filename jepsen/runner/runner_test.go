@@ -1,0 +1,230 @@
+//go:build linux
+
+package runner
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/workload"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if binaries != "" {
+		if err := os.RemoveAll(binaries); err != nil {
+			println(err.Error())
+			code = 1
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		println(err.Error())
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An episode's schedule follows from the run's seed and its number alone.
+func TestDerive(t *testing.T) {
+	seen, names := map[uint64]bool{}, map[string]bool{}
+	for n := range 60 {
+		a, sa := (&run{Options: Options{Seed: 5}}).derive(n)
+		b, sb := (&run{Options: Options{Seed: 5}}).derive(n)
+		if a != b || !reflect.DeepEqual(sa, sb) || sa.options.Seed != a {
+			t.Fatalf("episode %d is derived twice", n)
+		}
+		if seen[a] {
+			t.Fatalf("episode %d has the seed of another", n)
+		}
+		seen[a], names[sa.name] = true, true
+		if other, _ := (&run{Options: Options{Seed: 6}}).derive(n); other == a {
+			t.Errorf("episode %d does not depend on the seed", n)
+		}
+	}
+	if len(names) != len(styles) {
+		t.Errorf("styles: %v", names)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	good := func() Options { return Options{Dir: "x", NodeBinary: "n", CtlBinary: "c"} }
+	for _, c := range []struct {
+		name string
+		bad  func(*Options)
+	}{
+		{"nothing wrong", nil},
+		{"no directory", func(o *Options) { o.Dir = "" }},
+		{"no binary", func(o *Options) { o.CtlBinary = "" }},
+		{"duration", func(o *Options) { o.Duration = -1 }},
+		{"episode", func(o *Options) { o.Episode = 1 }},
+		{"nodes", func(o *Options) { o.Nodes = 101 }},
+		{"shards", func(o *Options) { o.Shards = -1 }},
+		{"first", func(o *Options) { o.First = -1 }},
+		{"rate", func(o *Options) { o.Rate = -1 }},
+		{"workload", func(o *Options) { o.Workloads = []string{"register", "nonsense"} }},
+		{"net", func(o *Options) { o.Net = "nonsense" }},
+		{"disk", func(o *Options) { o.Disk = "nonsense" }},
+	} {
+		o := good()
+		if c.bad != nil {
+			c.bad(&o)
+		}
+		o.ensureDefaults()
+		if err := o.validate(); errors.Is(err, ErrUsage) != (c.bad != nil) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	o := good()
+	o.ensureDefaults()
+	if len(o.Workloads) != len(workload.All(workload.Config{})) {
+		t.Errorf("workloads: %v", o.Workloads)
+	}
+}
+
+// A run never writes into a folder that has something in it.
+func TestFolderMustBeEmpty(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "precious"), nil, 0o644))
+	if _, err := Run(t.Context(), Options{Dir: dir, NodeBinary: "n", CtlBinary: "c"}); !errors.Is(err, ErrUsage) {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "precious")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestParseMetrics(t *testing.T) {
+	got, err := parseMetrics(strings.NewReader(`# HELP keelstate_leader 1 if this replica leads the group.
+keelstate_leader{group="1"} 1
+keelstate_leader{group="system"} 0
+keelstate_leader_more{group="1"} 5
+keelstate_snapshots_total{group="2",what="taken"} 3
+keelstate_snapshots_total{group="2",what="sent"} 4
+process_resident_memory_bytes 1.5e+07
+unknown 7
+`))
+	must(t, err)
+	want := map[string]float64{"keelstate_leader:1": 1, "keelstate_leader:system": 0, "keelstate_snapshots_total:2": 7, "process_resident_memory_bytes": 1.5e7}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%v", got)
+	}
+	if _, err := parseMetrics(strings.NewReader("go_goroutines many\n")); err == nil {
+		t.Error("no error for a value that is no number")
+	}
+}
+
+func TestJudgeDeaths(t *testing.T) {
+	disk, memory := map[string]int{"fsync-error": 1}, map[string]int{"memory": 2}
+	exit := func(code int) host.Death { return host.Death{Node: "n1", Code: code} }
+	signal := func(s string) host.Death { return host.Death{Node: "n1", Code: -1, Signal: s} }
+	for _, c := range []struct {
+		name   string
+		deaths []host.Death
+		faults map[string]int
+		want   check.Verdict
+	}{
+		{"none", nil, nil, check.Pass},
+		{"storage, with a fault of the disk", []host.Death{exit(70)}, disk, check.Pass},
+		{"storage, without", []host.Death{exit(70)}, map[string]int{"kill": 1}, check.Fail},
+		{"a panic", []host.Death{exit(70), exit(2)}, disk, check.Fail},
+		{"an end without reason", []host.Death{exit(0)}, disk, check.Fail},
+		{"no memory", []host.Death{signal("killed")}, memory, check.Pass},
+		{"killed by others", []host.Death{signal("killed")}, disk, check.Unknown},
+		{"killed by others and a crash", []host.Death{signal("killed"), signal("segmentation fault")}, nil, check.Fail},
+	} {
+		res := judgeDeaths(c.deaths, c.faults)
+		if res.Verdict != c.want || res.Text == "" || (c.want != check.Pass) != (len(res.Details) > 0) {
+			t.Errorf("%s: %+v", c.name, res)
+		}
+	}
+}
+
+// Alarms in the logs are found once, also in a line that was not whole before.
+func TestAlarms(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "n1.log")
+	w := newLogWatch([]*host.Node{{ID: "n1", LogFile: path}})
+	add := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		must(t, err)
+		_, err = f.WriteString(text)
+		must(t, errors.Join(err, f.Close()))
+	}
+	for _, c := range []struct {
+		text string
+		want check.Verdict
+	}{
+		{"# start 1 of n1\nlevel=INFO msg=fine\n", check.Pass},
+		{"half a line with pa", check.Pass},
+		{"nic: runtime error\nmore\n", check.Fail},
+		{"no more\n", check.Pass},
+		{strings.Repeat("x", 200_000) + "\nWARNING: DATA RACE\n", check.Fail},
+		{"", check.Pass},
+	} {
+		add(c.text)
+		if res := w.judge(); res.Verdict != c.want {
+			t.Errorf("after %.40q: %+v", c.text, res)
+		}
+	}
+	must(t, os.Remove(path))
+	if res := w.judge(); res.Verdict != check.Unknown {
+		t.Errorf("without a log: %+v", res)
+	}
+}
+
+// RU4: what was not seen of a healed cluster, or too late, fails; what was read
+// wrong fails; replicas that differ fail, and too few that were seen are unknown.
+func TestHealing(t *testing.T) {
+	shards := []shard{{1, 2}, {2, 2}}
+	whole := func() *healing {
+		h := newHealing(shards)
+		for _, s := range shards {
+			h.note(s.id, led)
+			h.note(s.id, wrote)
+			h.note(s.id, read)
+			h.note(s.id, agreed)
+			for _, n := range []string{"n1", "n2"} {
+				h.hashes = append(h.hashes, check.ReplicaHash{Shard: s.id, Node: n, Applied: 7, Hash: "aa"})
+			}
+		}
+		return h
+	}
+	for _, c := range []struct {
+		name         string
+		change       func(*healing)
+		live, hashes check.Verdict
+	}{
+		{"whole", func(*healing) {}, check.Pass, check.Pass},
+		{"late", func(h *healing) { h.seen[2].Wrote = time.Minute }, check.Fail, check.Pass},
+		{"never read", func(h *healing) { h.seen[1].Read = -1; h.complain("read", errors.New("why")) }, check.Fail, check.Pass},
+		{"read wrong", func(h *healing) { h.wrong = []check.Detail{{Verdict: check.Fail, Key: "k", Text: "wrong"}} }, check.Fail, check.Pass},
+		{"differ", func(h *healing) { h.hashes[1].Hash = "bb" }, check.Pass, check.Fail},
+		{"one answered", func(h *healing) { h.hashes = h.hashes[1:] }, check.Pass, check.Unknown},
+	} {
+		h := whole()
+		if !h.complete(led) || !h.complete(agreed) {
+			t.Fatal("not complete")
+		}
+		c.change(h)
+		res := h.results(shards)
+		if res[0].Verdict != c.hashes || res[1].Verdict != c.live {
+			t.Errorf("%s: %+v", c.name, res)
+		}
+	}
+}
