@@ -68,6 +68,8 @@ type group struct {
 	office atomic.Pointer[office]
 	// changed is told when leadership may have changed; it must not block.
 	changed func()
+	// silent is set while the node's disk hangs; nil: never.
+	silent *atomic.Bool
 }
 
 // office is a leader's term in which it may propose and serve (CL3).
@@ -347,6 +349,13 @@ func (g *group) watchLeader() {
 // name as far as it is known.
 func (g *group) leading() (*office, error) {
 	o := g.office.Load()
+	if g.silent != nil && g.silent.Load() {
+		// raft's main loop waits for the disk and does not know yet that others
+		// may lead; what it took now would wait with it.
+		id := g.id
+		return nil, &base.Error{Cause: base.ErrNotReady, Group: &id, Ordinal: -1, RetryAfter: 50 * time.Millisecond,
+			Hint: "the node's disk hangs; another node takes over, retry there"}
+	}
 	if o != nil && g.raft.State() == raft.Leader && g.raft.CurrentTerm() == o.term {
 		return o, nil
 	}

@@ -383,7 +383,7 @@ func (n *Node) initGroup(g *group, id base.GroupID, replica base.ReplicaID, gene
 	g.logger = n.logger.With("group", id.String(), "replica", string(replica))
 	g.metrics = n.metrics.group(id)
 	g.log = n.log.Group(id)
-	g.poll = n.poller
+	g.poll, g.silent = n.poller, &n.disk.hung
 	g.ctx, g.cancel = context.WithCancel(n.ctx)
 	guard, err := raftlog.NewTermGuard(g.log, id, g.stop)
 	if err != nil {
