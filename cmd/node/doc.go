@@ -18,4 +18,6 @@
 //	CN3  When the node cannot go on, the process ends at once with code 70 and
 //	     the cause as its last log line; nothing is flushed by then.
 //	CN4  Exit codes: 0 stopped by a signal, 1 failed, 2 usage, 70 see CN3.
+//	CN5  What injects faults into a running node exists under --fault-injection
+//	     only; without it its paths are not found.
 package main

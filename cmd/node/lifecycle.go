@@ -37,6 +37,7 @@ type process struct {
 	node     *cluster.Node
 	gossip   *gossiper
 	server   *server.Server
+	clock    *faultClock // nil without fault injection
 
 	stop    chan struct{} // closed when the stop begins: background loops end
 	loops   sync.WaitGroup
@@ -71,6 +72,9 @@ func start(c *config, log *slog.Logger) (_ *process, err error) {
 	}()
 	if p.grpc, err = listen("grpc-addr", c.grpcAddr, &c.advertiseGRPC); err != nil {
 		return nil, err
+	}
+	if c.faultInjection {
+		p.clock = newFaultClock()
 	}
 	if err = p.startHTTP(); err != nil {
 		return nil, err
@@ -122,7 +126,7 @@ func (p *process) startHTTP() error {
 	if err != nil {
 		return err
 	}
-	p.observer = startObserver(l, p.registry, p.conf, p.log)
+	p.observer = startObserver(l, p.registry, p.conf, p.clock, p.log)
 	return nil
 }
 
@@ -152,6 +156,9 @@ func (p *process) startNode() error {
 	}
 	if c.gossipAddr != "" {
 		o.Gossip = p.gossip
+	}
+	if p.clock != nil {
+		o.WallClock = p.clock.Now
 	}
 	if c.quick {
 		o.ElectionTimeout, o.CheckInterval = 100*time.Millisecond, 100*time.Millisecond

@@ -67,7 +67,7 @@ type observer struct {
 	wg       sync.WaitGroup
 }
 
-func startObserver(l net.Listener, reg *prometheus.Registry, c *config, log *slog.Logger) *observer {
+func startObserver(l net.Listener, reg *prometheus.Registry, c *config, clock *faultClock, log *slog.Logger) *observer {
 	o := &observer{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/livez", o.live)
@@ -76,6 +76,7 @@ func startObserver(l net.Listener, reg *prometheus.Registry, c *config, log *slo
 	if c.faultInjection {
 		log.Warn("faults can be injected over HTTP: this node is for tests")
 		serveFailpoints(mux)
+		mux.Handle(clockPath, clock)
 	}
 	if c.pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)

@@ -201,6 +201,9 @@ and the last log line has the cause: do not start the node again before the disk
 **HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts; it
 does not depend on other nodes. ` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
 ` + "`/debug/failpoints`" + `: only with ` + "`fault-injection`" + `, in a build with failpoints (failpoints.md).
+` + "`/debug/fault/clock`" + `: only with ` + "`fault-injection`" + `, for tests: PUT ` + "`{\"offsetMs\": 5000, \"driftPPM\": -200}`" + ` moves
+the wall clock that the node sees, from then on, by an offset and by a drift in parts per million
+(within 100 years and a million); zeros are the truth, and a restart brings it back. GET says what is set.
 The gRPC health service says the same as ` + "`/readyz`" + `.
 
 This file is generated: ` + "`go test ./cmd/node -run TestConfigPage -rewrite`" + `.
