@@ -50,7 +50,7 @@ endif
 
 runtests := $(GO) run ./internal/ci/runtests
 
-.PHONY: help deps build node keelctl flights rocksdb-release test test-long unit race stress \
+.PHONY: help deps build node keelctl flights rocksdb-release test test-long unit race stress chaos \
   meta crash fuzz bench demo up down status lint golangci proto proto-check fmt vet clean
 
 help: ## list the targets
@@ -97,6 +97,9 @@ meta: deps ## random operations against a model
 
 crash: deps ## tests that crash or kill what they test
 	@$(runtests) -stages crash
+
+chaos: deps ## simulated clusters, and real ones under faults, for some minutes
+	@$(runtests) -stages chaos
 
 fuzz: deps ## run each fuzz target for FUZZTIME
 	@$(runtests) -stages fuzz -fuzztime $(FUZZTIME)

@@ -129,6 +129,25 @@ func TestCrashStageRunsOnlyCrashTests(t *testing.T) {
 	}
 }
 
+// The harness's clusters and the simulation have a stage of their own; neither
+// the unit tests nor the crash stage run them.
+func TestChaosStageRunsTheHarnessAndTheSimulation(t *testing.T) {
+	dir := writeModule(t, map[string]string{
+		"a/a_test.go":            "package a\nimport \"testing\"\nfunc TestCrashX(t *testing.T) {}\nfunc TestPlain(t *testing.T) {}\n",
+		"jepsen/j/j_test.go":     "package j\nimport \"testing\"\nfunc TestCrashY(t *testing.T) {}\nfunc TestPlain(t *testing.T) {}\n",
+		"internal/sim/s_test.go": "package sim\nimport \"testing\"\nfunc TestCluster(t *testing.T) {}\n",
+	})
+	r, _ := newRunner(dir, options{})
+	for name, c := range map[string]struct {
+		run  func(context.Context, *runner) tally
+		want int
+	}{"unit": {runUnit, 2}, "crash": {runCrash, 1}, "chaos": {runChaos, 2}} {
+		if total := c.run(t.Context(), r); total.Passed != c.want || len(total.Failed) != 0 {
+			t.Errorf("%s: %d passed, want %d; failed: %s", name, total.Passed, c.want, names(total.Failed))
+		}
+	}
+}
+
 // A hanging test is named, the stage ends near its limit, and nothing is left
 // running.
 func TestStageLimitEndsAHangingTest(t *testing.T) {
@@ -238,8 +257,8 @@ func TestChoose(t *testing.T) {
 		opts options
 		want string
 	}{
-		{options{}, "checks unit race meta crash demo"},
-		{options{long: true}, "checks unit race meta crash demo fuzz"},
+		{options{}, "checks unit race meta crash chaos demo"},
+		{options{long: true}, "checks unit race meta crash chaos demo fuzz"},
 		{options{stages: "race,unit"}, "unit race"},
 		{options{stages: "fuzz"}, "fuzz"},
 		{options{stages: "units"}, `there is no stage "units"`},

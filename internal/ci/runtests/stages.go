@@ -41,6 +41,7 @@ func stages() []stage {
 		{"race", "the concurrent packages under the race detector", 10 * time.Minute, true, runRace},
 		{"meta", "random operations against a model", 6 * time.Minute, true, runMeta},
 		{"crash", "tests that crash or kill what they test", 6 * time.Minute, true, runCrash},
+		{"chaos", "simulated clusters, and real ones under faults", 8 * time.Minute, true, runChaos},
 		{"demo", "three nodes, the flights job, a killed leader", 6 * time.Minute, true, runDemo},
 		{"fuzz", "each fuzz target for a while", 60 * time.Minute, false, runFuzz},
 	}
@@ -57,7 +58,7 @@ func runChecks(ctx context.Context, r *runner) tally {
 
 func runUnit(ctx context.Context, r *runner) tally {
 	pkgs, err := r.packages(ctx, func(p string) bool {
-		return !under(p, "internal/lint") && !under(p, "internal/metamorphic")
+		return !under(p, "internal/lint") && !under(p, "internal/metamorphic") && !under(p, "internal/sim")
 	})
 	if err != nil {
 		return failure("unit", "go list", err.Error())
@@ -92,7 +93,9 @@ func runMeta(ctx context.Context, r *runner) tally {
 }
 
 func runCrash(ctx context.Context, r *runner) tally {
-	pkgs, err := r.packages(ctx, func(p string) bool { return !under(p, "internal/ci") && !under(p, "internal/metamorphic") })
+	pkgs, err := r.packages(ctx, func(p string) bool {
+		return !under(p, "internal/ci") && !under(p, "internal/metamorphic") && !chaos(p)
+	})
 	if err != nil {
 		return failure("crash", "go list", err.Error())
 	}
@@ -101,6 +104,29 @@ func runCrash(ctx context.Context, r *runner) tally {
 		return failure("crash", "finding crash tests", err.Error())
 	}
 	return r.goTest(ctx, "crash", pkgs, append(r.repeat(5), "-run", crashTests)...)
+}
+
+// chaos says whether the faults that a package's tests inject are the harness's
+// or the simulation's.
+func chaos(pkg string) bool { return under(pkg, "jepsen") || under(pkg, "internal/sim") }
+
+func runChaos(ctx context.Context, r *runner) tally {
+	sim, err := r.packages(ctx, func(p string) bool { return under(p, "internal/sim") })
+	if err != nil {
+		return failure("chaos", "go list", err.Error())
+	}
+	t := r.goTest(ctx, "chaos", sim, "-count=1")
+	pkgs, err := r.packages(ctx, chaos)
+	if err != nil {
+		return failure("chaos", "go list", err.Error())
+	}
+	if pkgs, err = r.withTests(ctx, pkgs, "TestCrash", "TestKill"); err != nil {
+		return failure("chaos", "finding chaos tests", err.Error())
+	}
+	// One package at a time: each has a cluster of its own, and a starved one
+	// shows what no user would see.
+	t.add(r.goTest(ctx, "chaos", pkgs, "-count=1", "-p", "1", "-run", crashTests))
+	return t
 }
 
 func runDemo(ctx context.Context, r *runner) tally {
