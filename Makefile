@@ -18,7 +18,12 @@ FUZZTIME ?= 10s
 PKG ?= ./...
 RUN ?= .
 COUNT ?= 20
-# Extra arguments of the scripts behind demo, up, down, status and bench.
+# Arguments of `make jepsen` (and, if given, of `make soak`): how long episodes are
+# begun, and the seed; one is drawn if it is empty.
+DURATION ?= 5m
+SEED ?=
+# Extra arguments of the scripts behind demo, up, down, status and bench, and of
+# `keelstate-jepsen run` behind jepsen and soak.
 ARGS ?=
 
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -50,7 +55,10 @@ endif
 
 runtests := $(GO) run ./internal/ci/runtests
 
-.PHONY: help deps build node keelctl flights rocksdb-release test test-long unit race stress chaos \
+# What `keelstate-jepsen run` tells the report of the tree that it tests.
+jepsen_run = bin/keelstate-jepsen run $(if $(SEED),--seed $(SEED)) --revision "$$(git describe --always --dirty --abbrev=12)"
+
+.PHONY: help deps build node keelctl flights harness jepsen soak rocksdb-release test test-long unit race stress chaos \
   meta crash fuzz bench demo up down status lint golangci proto proto-check fmt vet clean
 
 help: ## list the targets
@@ -60,7 +68,7 @@ help: ## list the targets
 deps: ## install what the build needs and the machine lacks
 	@build/deps.sh
 
-build: node keelctl flights ## build bin/keelstate-node, bin/keelctl and the examples
+build: node keelctl harness flights ## build bin/keelstate-node, keelctl, keelstate-jepsen and the examples
 
 # Every binary is rebuilt by Go, which knows best what is up to date.
 node: deps
@@ -73,6 +81,9 @@ keelctl: deps
 flights: deps
 	@if [ -d examples/flights ]; then \
 	  echo "building bin/flights"; CGO_ENABLED=0 $(GO) build -trimpath -o bin/flights ./examples/flights; fi
+harness: deps
+	@if [ -d cmd/keelstate-jepsen ]; then \
+	  echo "building bin/keelstate-jepsen"; CGO_ENABLED=0 $(GO) build -trimpath -o bin/keelstate-jepsen ./cmd/keelstate-jepsen; fi
 
 rocksdb-release: deps ## build and cache RocksDB without assertions in .deps (about 9 minutes)
 	@JOBS=$(JOBS) build/rocksdb-release.sh
@@ -103,6 +114,12 @@ chaos: deps ## simulated clusters, and real ones under faults, for some minutes
 
 fuzz: deps ## run each fuzz target for FUZZTIME
 	@$(runtests) -stages fuzz -fuzztime $(FUZZTIME)
+
+jepsen: node keelctl harness ## real nodes under faults, judged: DURATION= SEED= ARGS= (docs/jepsen.md)
+	@$(jepsen_run) --duration $(DURATION) $(ARGS)
+
+soak: node keelctl harness ## the same for 150 minutes (or DURATION=), in long episodes
+	@$(jepsen_run) --duration $(if $(filter file,$(origin DURATION)),150m,$(DURATION)) --episode 3m $(ARGS)
 
 bench: deps ## run the benchmarks of docs/benchmarks.md
 	@$(rocksdb_env) ROCKSDB_BUILD=$(rocksdb) scripts/bench.sh $(ARGS)

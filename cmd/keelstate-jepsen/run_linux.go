@@ -70,6 +70,7 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.IntVar(&o.Workers, "workers", 6, "workers of each workload")
 	f.DurationVar(&o.CheckLimit, "limit", 2*time.Minute, "bound of each checker; one that cannot decide in it says unknown")
 	f.StringArrayVar(&o.NodeFlags, "node-flag", nil, "a flag for every node, such as --node-flag=--log-level=debug")
+	f.StringVar(&o.Revision, "revision", "", "what is tested, for the report; what keelctl says if it is not given")
 	f.BoolVar(&o.KeepData, "keep-data", false, "keep the nodes' data after a pass too")
 	f.StringVar(&out, "out", "", "folder of the report, new or empty; jepsen-SEED if it is not given")
 	f.StringVar(&o.NodeBinary, "node-binary", "", "keelstate-node; the one beside this command if it is not given")
@@ -113,7 +114,7 @@ func repeatCommand(cmd *cobra.Command, seed uint64) string {
 			}
 		}
 		switch f.Name {
-		case "seed", "out", "output", "columns", "quiet":
+		case "seed", "out", "output", "columns", "quiet", "revision":
 		default:
 			for _, v := range values {
 				words = append(words, "--"+f.Name+"="+quoted(v))

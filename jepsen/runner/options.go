@@ -53,6 +53,8 @@ type Options struct {
 	NodeFlags []string
 	// KeepData keeps the nodes' data after a pass too.
 	KeepData bool
+	// Revision says what is tested, for the report; empty for what keelctl says.
+	Revision string
 	// Repeat is the command that runs the same again, for the report.
 	Repeat string
 	// Note is called with lines of progress.

@@ -165,20 +165,20 @@ func (r *run) found(ctx context.Context) error {
 		return err
 	}
 	r.report.Product = product(ctx, r.fleet)
+	if r.Revision != "" {
+		r.report.Product["revision"] = r.Revision
+	}
 	return r.report.Save(r.Dir)
 }
 
 // product asks keelctl for the versions; what is not known is left out.
 func product(ctx context.Context, f *host.Fleet) map[string]string {
 	var v map[string]any
-	out, err := f.Ctl(ctx, "version", "-o", "json")
-	if err == nil {
-		err = json.Unmarshal(out, &v)
-	}
-	if err != nil {
-		return nil
-	}
 	all := map[string]string{}
+	out, err := f.Ctl(ctx, "version", "-o", "json")
+	if err != nil || json.Unmarshal(out, &v) != nil {
+		return all
+	}
 	for _, k := range []string{"version", "revision", "go", "platform"} {
 		if s, ok := v[k].(string); ok && s != "" {
 			all[k] = s
