@@ -1,17 +1,12 @@
 package sim
 
 import (
-	"errors"
 	"math/rand/v2"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/keelstate/keelstate/internal/vfs"
 )
-
-// errDead is what a file of a dead process returns.
-var errDead = errors.New("sim: the process is dead")
 
 // disk holds the Raft log of one host. Its files outlive the host's process:
 // each life begins with what the crash of the life before left.
@@ -50,8 +45,9 @@ func (d *disk) begin() vfs.FS {
 	return vfs.Faulty(d.files, l.fault)
 }
 
-// end kills the process: no call that it makes from now on has an effect, and
-// the files are those of a crash now.
+// end kills the process: the files are those of a crash now. What the process
+// still does to its own has no effect, but no error either: raft panics when it
+// cannot store its term, and here that would be the end of the simulation.
 func (d *disk) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,9 +55,9 @@ func (d *disk) end() {
 		return
 	}
 	d.life.ended = true
-	close(d.life.dead)
-	d.life.wake()
 	d.files = d.files.CrashClone(d.rng.Int64())
+	close(d.life.dead) // what waits goes on, on files that nobody sees any more
+	d.life.wake()
 }
 
 // lose removes everything. The process must have ended.
@@ -78,16 +74,6 @@ func (d *disk) arm(n int) <-chan struct{} {
 	defer d.mu.Unlock()
 	d.life.countdown, d.life.struck = n, make(chan struct{})
 	return d.life.struck
-}
-
-// failed counts the fsyncs that have failed in this life.
-func (d *disk) failed() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.life == nil {
-		return 0
-	}
-	return d.life.failures
 }
 
 // set changes how the disk of this life behaves.
@@ -118,7 +104,7 @@ func (l *life) fault(op vfs.Op) vfs.Fault {
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
 	if l.ended {
-		return vfs.Fault{Err: errDead}
+		return vfs.Fault{}
 	}
 	changes := op.Kind == vfs.OpWrite || op.Kind == vfs.OpSync || op.Kind == vfs.OpSyncDir
 	if !changes {
@@ -127,15 +113,7 @@ func (l *life) fault(op vfs.Op) vfs.Fault {
 	if l.countdown > 0 {
 		if l.countdown--; l.countdown == 0 {
 			close(l.struck)
-			// The call waits for the end, which comes next, and has no effect.
-			return vfs.Fault{Wait: l.dead, Err: errDead}
-		}
-	}
-	if op.Kind == vfs.OpSync {
-		if l.failing > 0 {
-			l.failing--
-			l.failures++
-			return vfs.Fault{Err: syscall.EIO}
+			return vfs.Fault{Wait: l.dead} // for the end, which comes next
 		}
 	}
 	var f vfs.Fault

@@ -24,6 +24,8 @@ type nemesis struct {
 	rng *rand.Rand // its own: the plan depends on the seed alone
 	// lost says that a log was lost since everything was last seen whole.
 	lost bool
+	// late counts orders that did not end with their caller's time.
+	late int
 }
 
 func newNemesis(w *world) *nemesis {
@@ -56,7 +58,7 @@ func allFaults() []fault {
 		{"slow-link", 3, (*nemesis).slowLink}, {"broken-connections", 4, (*nemesis).brokenConnections}, {"reset", 2, (*nemesis).reset},
 		{"crash", 6, (*nemesis).crashSome}, {"crash-all", 1, (*nemesis).crashAll}, {"crash-in-write", 8, (*nemesis).crashInWrite},
 		{"graceful-restart", 2, (*nemesis).gracefulRestart}, {"log-lost", 1, (*nemesis).logLost},
-		{"slow-disk", 3, (*nemesis).slowDisk}, {"hung-disk", 3, (*nemesis).hungDisk}, {"failed-fsync", 2, (*nemesis).failedFsync},
+		{"slow-disk", 3, (*nemesis).slowDisk}, {"hung-disk", 3, (*nemesis).hungDisk},
 		{"clock-step", 4, (*nemesis).clockStep}, {"clock-drift", 2, (*nemesis).clockDrift}, {"transfer", 5, (*nemesis).transfer},
 		{"snapshot", 3, (*nemesis).snapshot},
 	}
@@ -101,7 +103,7 @@ func (n *nemesis) step() {
 func (n *nemesis) heal() {
 	n.calm()
 	for i, h := range n.hosts {
-		h.disk.set(func(l *life) { l.slow = 0; l.failing = 0; l.countdown = 0; l.wake() })
+		h.disk.set(func(l *life) { l.slow = 0; l.countdown = 0; l.wake() })
 		n.restart(i)
 	}
 }
@@ -309,17 +311,34 @@ func (n *nemesis) crashInWrite() (string, func()) {
 	return fmt.Sprintf("%s at call %d", name(i), calls), n.revive([]int{i})
 }
 
+// order gives a node an order as an operator does, who waits no longer than d for
+// what comes of it; the order itself may take longer.
+func (n *nemesis) order(d time.Duration, f func(ctx context.Context) (string, error)) string {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	said := make(chan string, 1)
+	n.background.Go(func() {
+		defer cancel()
+		what, err := f(ctx)
+		said <- fmt.Sprintf("%s %v", what, err)
+	})
+	select {
+	case what := <-said:
+		return what
+	case <-time.After(d + time.Second):
+		n.late++
+		return "is late"
+	}
+}
+
 func (n *nemesis) gracefulRestart() (string, func()) {
 	i := n.host()
 	node := n.c.Get(i)
 	if node == nil {
 		return "", nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	err := node.Drain(ctx)
+	what := n.order(5*time.Second, func(ctx context.Context) (string, error) { return "drained", node.Drain(ctx) })
 	n.crash(i)
-	return fmt.Sprintf("%s, drained: %v", name(i), err), n.revive([]int{i})
+	return name(i) + " " + what, n.revive([]int{i})
 }
 
 // logLost loses the whole Raft log of one host: its replicas come back under new
@@ -345,12 +364,6 @@ func (n *nemesis) hungDisk() (string, func()) {
 	i := n.host()
 	n.hosts[i].disk.set((*life).hang)
 	return name(i), func() { n.hosts[i].disk.set((*life).wake) }
-}
-
-func (n *nemesis) failedFsync() (string, func()) {
-	i := n.host()
-	n.hosts[i].disk.set(func(l *life) { l.failing = 1 })
-	return name(i), nil
 }
 
 func (n *nemesis) clockStep() (string, func()) {
@@ -382,10 +395,10 @@ func (n *nemesis) transfer() (string, func()) {
 	if node == nil {
 		return "", nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-	defer cancel()
-	leader, err := node.TransferLeader(ctx, g, nodeID(to))
-	return fmt.Sprintf("%s to %s: %s %v", g, name(to), leader, err), nil
+	return fmt.Sprintf("%s to %s: %s", g, name(to), n.order(2*time.Second, func(ctx context.Context) (string, error) {
+		leader, err := node.TransferLeader(ctx, g, nodeID(to))
+		return string(leader), err
+	})), nil
 }
 
 func (n *nemesis) snapshot() (string, func()) {
@@ -394,8 +407,8 @@ func (n *nemesis) snapshot() (string, func()) {
 		return "", nil
 	}
 	g := base.GroupID(1 + n.rng.IntN(n.cfg.Shards))
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	index, _, err := node.SnapshotShard(ctx, g)
-	return fmt.Sprintf("%s at %d %v", g, index, err), nil
+	return fmt.Sprintf("%s: %s", g, n.order(5*time.Second, func(ctx context.Context) (string, error) {
+		index, _, err := node.SnapshotShard(ctx, g)
+		return fmt.Sprint(index), err
+	})), nil
 }

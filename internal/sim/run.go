@@ -32,6 +32,7 @@ type Report struct {
 	Rounds    int // times that everything was healed and judged to be alive
 	Results   []check.Result
 	Findings  []string
+	Late      int    // orders of an operator that outlasted their time
 	Dir       string // where the trace and the history are
 }
 
@@ -53,9 +54,9 @@ func (r *Report) String() string {
 	for _, n := range r.Faults {
 		total += n
 	}
-	return fmt.Sprintf("sim seed=%d nodes=%d shards=%d hours=%.2f speedup=%.0f ops=%d heals=%d faults=%d (%s) verdict=%s",
+	return fmt.Sprintf("sim seed=%d nodes=%d shards=%d hours=%.2f speedup=%.0f ops=%d heals=%d faults=%d (%s) late-orders=%d verdict=%s",
 		r.Config.Seed, r.Config.Nodes, r.Config.Shards, r.Simulated.Hours(), r.Simulated.Seconds()/max(r.Wall.Seconds(), 1e-3), r.Ops, r.Rounds, total,
-		sortedCounts(r.Faults), r.Verdict())
+		sortedCounts(r.Faults), r.Late, r.Verdict())
 }
 
 // Run simulates one cluster in a bubble of its own. Trace and history are in
@@ -192,7 +193,7 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	w.final(work)
 	r.Results = append(r.Results, w.hashes())
 	r.Simulated = time.Since(w.start)
-	r.Faults, r.Findings = w.faults, w.findings
+	r.Faults, r.Findings, r.Late = w.faults, w.findings, n.late
 	w.background.Wait()
 	if err := rec.Close(); err != nil {
 		t.Error(err)

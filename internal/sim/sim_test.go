@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	seedsFlag = flag.String("sim.seeds", "1-2", "the seeds to run: numbers and ranges, as 1,5,10-20")
+	seedsFlag = flag.String("sim.seeds", "5,16", "the seeds to run: numbers and ranges, as 1,5,10-20")
 	hoursFlag = flag.Float64("sim.hours", 0.1, "the simulated hours of each seed")
 	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a directory of the system's")
 	keepFlag  = flag.Bool("sim.keep", false, "keep trace and history of runs that pass, too")

@@ -150,10 +150,7 @@ func (w *world) finding(format string, args ...any) {
 func (w *world) supervise() {
 	for i := range w.hosts {
 		if err := w.c.Fatal(i); err != nil && w.up(i) {
-			w.trace.note("node %s ends itself: %v", name(i), err)
-			if w.hosts[i].disk.failed() == 0 {
-				w.finding("node %s ended itself without a fault of its disk: %v", name(i), err)
-			}
+			w.finding("node %s ended itself, and its disk never failed: %v", name(i), err)
 			w.crash(i)
 			w.restart(i)
 		}

@@ -1,0 +1,23 @@
+// Package steps simulates the parts of the product that are step functions,
+// under one event loop: the metadata (broadcast and broadcast/meta), the session
+// windows of a shard (raftfsm) and the placement of shards (keygroup). Messages
+// are late, lost and doubled, replicas apply the same log at different times and
+// restart, clients give up; every choice follows from the seed.
+//
+// It must not know: package cluster, Raft, goroutines, the clock of the machine.
+//
+// Concurrency: none. One goroutine runs one Loop.
+//
+// Invariants:
+//
+//	SS1  A run is a function of its seed: the same seed has the same trace, and
+//	     so the same Sum.
+//	SS2  The copies of a log that have applied the same entries are equal, byte
+//	     for byte, whenever they applied them and however often they restarted.
+//	SS3  A numbered request that was acknowledged was applied exactly once, any
+//	     other at most once; those of a session in the order of their numbers.
+//	SS4  Ids of sessions and states are never used twice; a session that has
+//	     ended never lives again; revision and clock never go back.
+//	SS5  A placement depends on the set of its inputs, not on their order, and
+//	     is balanced.
+package steps
