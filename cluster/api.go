@@ -10,6 +10,7 @@ import (
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 	"github.com/keelstate/keelstate/raftfsm"
 )
@@ -289,6 +290,7 @@ func (n *Node) OpenSession(ctx context.Context, lease time.Duration) (base.Sessi
 		id = v.NextSessionID()
 		return meta.OpenSessionTxn(v, v.Clock(), id, uint64(lease.Milliseconds()))
 	})
+	failpoint.Hit("cluster.session.opened")
 	return id, rev, lease, err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/keelstate/keelstate/broadcast"
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 )
 
@@ -152,6 +153,7 @@ func (n *Node) found(ctx context.Context, spec FoundSpec) error {
 	if err := n.transport.SetCluster(cluster); err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.found.before-bootstrap")
 	n.logger.Info("founding a cluster", "cluster", string(cluster), "nodes", len(spec.Nodes))
 	return n.joinSystem()
 }
@@ -280,6 +282,7 @@ func (n *Node) admit(a admission, from base.NodeID) error {
 	if err := n.changeIdentity(func(id *Identity) { id.Cluster, id.SystemGeneration = a.Cluster, 1 }); err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.found.admitted-here")
 	n.logger.Info("admitted to a cluster", "cluster", string(a.Cluster), "by", string(from))
 	// The connection that this came by is closed by SetCluster; the admission
 	// is asked for again and then answered at once.
@@ -317,9 +320,11 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 		if problem != "" {
 			return n.advance(ctx, s, op, meta.PhaseFoundAdmit, problem)
 		}
+		failpoint.Hit("cluster.found.all-admitted")
 		return n.advance(ctx, s, op, meta.PhaseFoundPlace, "")
 	case meta.PhaseFoundPlace:
 		if len(v.Shards()) == 0 {
+			failpoint.Hit("cluster.found.before-place")
 			return n.placeShards(ctx, s, spec)
 		}
 		for _, rec := range v.Shards() {
@@ -327,6 +332,7 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 				return nil // it is still being elected
 			}
 		}
+		failpoint.Hit("cluster.found.before-done")
 		return n.advance(ctx, s, op, meta.PhaseDone, "")
 	}
 	return nil

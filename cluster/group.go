@@ -17,6 +17,7 @@ import (
 	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/logbridge"
 )
 
@@ -308,6 +309,7 @@ func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint
 			continue
 		}
 		g.office.Store(nil)
+		failpoint.Hit("cluster.office.before-term-start")
 		stamp, err := take(g.ctx, g.raft, term)
 		if err == nil && (g.raft.State() != raft.Leader || g.raft.CurrentTerm() != term) {
 			err = base.ErrNotLeader
@@ -317,6 +319,7 @@ func (g *group) watchOffice(take func(context.Context, *raft.Raft, uint64) (uint
 			retry.Reset(20 * time.Millisecond)
 			continue
 		}
+		failpoint.Hit("cluster.office.taken")
 		start := time.Now()
 		clock := newLeaderClock(func() time.Duration { return time.Since(start) }, stamp)
 		g.office.Store(&office{term: term, clock: clock, since: start})

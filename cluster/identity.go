@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // identityVersion is the version of the IDENTITY file (docs/formats/identity.md).
@@ -170,10 +171,14 @@ func (id *Identity) save(dir string) error {
 		return fmt.Errorf("encoding identity: %w", err)
 	}
 	raw = append(raw, '\n')
+	failpoint.Hit("cluster.identity.before-save")
 	if err := writeFileDurably(filepath.Join(dir, "IDENTITY"), raw); err != nil {
 		return err
 	}
-	return writeFileDurably(filepath.Join(dir, identityCopy), raw)
+	failpoint.Hit("cluster.identity.before-copy")
+	err = writeFileDurably(filepath.Join(dir, identityCopy), raw)
+	failpoint.Hit("cluster.identity.saved")
+	return err
 }
 
 // writeFileDurably replaces path by data: after a crash it holds the old bytes
@@ -191,8 +196,12 @@ func writeFileDurably(path string, data []byte) error {
 		err = cerr
 	}
 	if err == nil {
+		err = failpoint.Err("cluster.file.before-rename")
+	}
+	if err == nil {
 		err = os.Rename(tmp.Name(), path)
 	}
+	failpoint.Hit("cluster.file.before-dir-sync")
 	if err == nil {
 		err = syncDir(filepath.Dir(path))
 	}

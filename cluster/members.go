@@ -10,6 +10,7 @@ import (
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // member is a replica that a group should have.
@@ -57,13 +58,18 @@ func (g *group) reconcileMembers(want []member, polled map[raft.ServerID]transpo
 	for id, s := range have {
 		if !wanted[id] {
 			g.logger.Info("removing a member", "member", string(id), "suffrage", s.Suffrage.String())
-			return g.await(g.raft.RemoveServer(id, 0, configTimeout))
+			failpoint.Hit("cluster.members.before-remove")
+			err := g.await(g.raft.RemoveServer(id, 0, configTimeout))
+			failpoint.Hit("cluster.members.removed")
+			return err
 		}
 	}
 	for _, m := range want {
 		if _, ok := have[m.id]; !ok {
 			g.logger.Info("adding a learner", "member", string(m.id))
-			return g.await(g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			err := g.await(g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			failpoint.Hit("cluster.members.learner-added")
+			return err
 		}
 	}
 	return g.promote(want, have, polled)
@@ -83,7 +89,10 @@ func (g *group) promote(want []member, have map[raft.ServerID]raft.Server, polle
 		}
 		if a, ok := polled[m.id]; ok && a.LastIndex >= need {
 			g.logger.Info("promoting a learner that has caught up", "member", string(m.id), "index", a.LastIndex)
-			return g.await(g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			failpoint.Hit("cluster.members.before-promote")
+			err := g.await(g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			failpoint.Hit("cluster.members.promoted")
+			return err
 		}
 	}
 	return nil
@@ -150,9 +159,11 @@ func (g *group) transferTo(node base.NodeID) error {
 			if s.ID == raft.ServerID(g.replica) {
 				return nil
 			}
+			failpoint.Hit("cluster.transfer.begin")
 			if err := g.await(g.raft.LeadershipTransferToServer(s.ID, s.Address)); err != nil {
 				return fmt.Errorf("handing %s over to %s: %w: %v", g.id, node, base.ErrNotReady, err)
 			}
+			failpoint.Hit("cluster.transfer.end")
 			return nil
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/logbridge"
 	"github.com/keelstate/keelstate/internal/vfs"
 )
@@ -176,10 +177,12 @@ func (n *Node) openLog() error {
 	id := &n.mu.identity
 	// The log counts first: a crash between leaves it ahead, never behind.
 	boots = max(boots, id.Boots) + 1
+	failpoint.Hit("cluster.boot.before-count")
 	g := log.Group(bootGroup)
 	if err := errors.Join(log.CreateGroup(bootGroup, 1), g.SetUint64([]byte(bootKey), boots)); err != nil {
 		return fmt.Errorf("counting the start in the raft log: %w", err)
 	}
+	failpoint.Hit("cluster.boot.log-counted")
 	id.RaftLog, id.Boots = log.ID(), boots
 	return id.save(n.opts.DataDir)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/vfs"
 )
 
@@ -106,8 +107,8 @@ func (o *Options) EnsureDefaults() {
 	if o.DiskSpace == nil {
 		o.DiskSpace = diskSpace
 	}
-	def(&o.LogMaxBytes, 64<<20)
-	def(&o.LogKeepBytes, 16<<20)
+	def(&o.LogMaxBytes, uint64(failpoint.Int("cluster.log-max-bytes", 64<<20)))
+	def(&o.LogKeepBytes, uint64(failpoint.Int("cluster.log-keep-bytes", 16<<20)))
 	def(&o.LogHardBytes, 256<<20)
 	def(&o.CheckInterval, time.Second)
 	def(&o.BalanceDelay, 10*time.Second)

@@ -20,6 +20,7 @@ import (
 	"github.com/keelstate/keelstate/cluster/transport"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 	"github.com/keelstate/keelstate/raftfsm"
 	"github.com/keelstate/keelstate/snapshot"
@@ -80,6 +81,7 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 	if err := n.initGroup(&r.group, rec.ID, self.ReplicaID, self.Generation); err != nil {
 		return nil, err
 	}
+	failpoint.Hit("cluster.replica.log-made")
 	if !existed {
 		// After the log exists, before anything is promised in it.
 		err := n.changeIdentity(func(id *Identity) {
@@ -92,8 +94,10 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 			return nil, err
 		}
 	}
+	failpoint.Hit("cluster.replica.noted")
 	err := r.openStore()
 	if err == nil {
+		failpoint.Hit("cluster.replica.store-open")
 		err = r.checkRestart()
 	}
 	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) || errors.Is(err, base.ErrIdentity) {
@@ -159,6 +163,7 @@ func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why strin
 	r.node.logger.Error("replica damaged; it will be rebuilt from its peers under a new id",
 		"group", id.String(), "replica", string(replica), "cause", why)
 	r.node.metrics.damaged.WithLabelValues(id.String()).Inc()
+	failpoint.Hit("cluster.damage.before-mark")
 	if err := os.MkdirAll(r.dir, 0o750); err != nil {
 		return fmt.Errorf("marking %s damaged: %w", replica, err)
 	}
@@ -326,6 +331,9 @@ func (r *replica) snapshotFSM() (raft.FSMSnapshot, error) {
 		return nil, err
 	}
 	defer release()
+	if err := failpoint.Err("cluster.snapshot.begin"); err != nil {
+		return nil, err
+	}
 	dir := filepath.Join(r.snaps.incoming(), fmt.Sprintf("tmp-%d", time.Now().UnixNano()))
 	finish, err := store.BeginCheckpoint(dir)
 	if err != nil {
@@ -345,10 +353,14 @@ type replicaSnapshot struct {
 // files and writes the manifest.
 func (s *replicaSnapshot) Persist(sink raft.SnapshotSink) error {
 	r := s.replica
+	failpoint.Hit("cluster.snapshot.persist")
 	err := s.finish()
 	var raw []byte
 	if err == nil {
 		raw, err = r.snaps.stage(r.ctx, s.dir, manifestOf(s.header, r.node.opts.Driver.Name()))
+	}
+	if err == nil {
+		err = failpoint.Err("cluster.snapshot.staged")
 	}
 	if err == nil {
 		_, err = sink.Write(raw)
@@ -468,6 +480,7 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 	if err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.install.begin")
 	n, _ := storeNumber(live)
 	name := fmt.Sprintf("store-%d", n+1)
 	dir := filepath.Join(r.dir, name)
@@ -477,15 +490,19 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 	if err := snapshot.Link(dir, files, manifest); err != nil {
 		return fmt.Errorf("installing snapshot: %w", err)
 	}
+	failpoint.Hit("cluster.install.linked")
 	store, err := r.node.opts.Driver.Open(dir)
 	if err != nil {
 		return fmt.Errorf("installing snapshot: opening %s: %w", name, err)
 	}
+	failpoint.Hit("cluster.install.before-current")
 	if err := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(name+"\n")); err != nil {
 		return errors.Join(err, store.Close())
 	}
+	failpoint.Hit("cluster.install.after-current")
 	old := filepath.Join(r.dir, live)
 	if err := r.machine.Swap(store, func(s engine.Store) {
+		failpoint.Hit("cluster.install.before-remove-old")
 		if err := errors.Join(s.Close(), os.RemoveAll(old)); err != nil {
 			r.logger.Warn("removing the replaced store", "error", err)
 		}
@@ -514,9 +531,11 @@ func (r *replica) retire() error {
 	if err := r.close(); err != nil {
 		r.node.logger.Warn("closing a replica that goes", "group", r.id.String(), "error", err)
 	}
+	failpoint.Hit("cluster.retire.before-tombstone")
 	if err := r.node.log.Tombstone(r.id); err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.retire.before-rename")
 	if err := os.Rename(r.dir, r.dir+replacedSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("putting the files of %s aside: %w", r.replica, err)
 	}
@@ -541,6 +560,7 @@ func (r *replica) removeReplaced() {
 			continue
 		}
 		r.logger.Info("removing the files of a replaced replica", "generation", gen)
+		failpoint.Hit("cluster.retire.before-remove")
 		if err := os.RemoveAll(filepath.Join(parent, n)); err != nil {
 			r.logger.Warn("removing replaced files", "error", err)
 		}

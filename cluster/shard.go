@@ -12,6 +12,7 @@ import (
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 	"github.com/keelstate/keelstate/raftfsm"
 )
@@ -38,6 +39,7 @@ func (r *replica) takeOffice(ctx context.Context, raftNode *raft.Raft, _ uint64)
 		}
 	}
 	out, err := r.command(ctx, raftfsm.AppendTermStart(nil, r.machine.Header().ClockMs))
+	failpoint.Hit("cluster.office.term-start-applied")
 	if err != nil {
 		return 0, fmt.Errorf("starting a term of %s: %w", r.id, err)
 	}

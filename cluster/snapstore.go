@@ -22,6 +22,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/snapshot"
 )
 
@@ -325,6 +326,7 @@ func (s *snapStore) reap() error {
 			errs = append(errs, err)
 			continue
 		}
+		failpoint.Hit("cluster.snapshot.reap")
 		errs = append(errs, os.RemoveAll(dead))
 	}
 	return errors.Join(errs...)
@@ -424,6 +426,7 @@ func (k *snapSink) fill(tmp string, raw []byte, manifest *snapshot.Manifest) err
 	if err := writeFileDurably(filepath.Join(tmp, "META"), meta); err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.snapshot.before-manifest")
 	if err := writeFileDurably(filepath.Join(tmp, "MANIFEST"), raw); err != nil {
 		return err
 	}
@@ -433,9 +436,13 @@ func (k *snapSink) fill(tmp string, raw []byte, manifest *snapshot.Manifest) err
 	if err := errors.Join(syncDir(tmp), syncDir(s.incoming())); err != nil {
 		return err
 	}
+	if err := failpoint.Err("cluster.snapshot.before-rename"); err != nil {
+		return err
+	}
 	if err := os.Rename(tmp, filepath.Join(s.snapshots(), k.meta.ID)); err != nil {
 		return err
 	}
+	failpoint.Hit("cluster.snapshot.before-dir-sync")
 	return syncDir(s.snapshots())
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/cluster/raftlog"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // systemProposeTimeout bounds one proposal to the system group, forwarding
@@ -113,6 +114,7 @@ func (s *system) checkRestart(snaps raft.SnapshotStore) (end uint64, err error) 
 // quorum to say what is committed. Raft hands the same entries over again; the
 // map skips them.
 func (s *system) restore(snaps raft.SnapshotStore, end uint64) error {
+	failpoint.Hit("cluster.metadata.restore")
 	metas, err := snaps.List()
 	if err != nil {
 		return err
@@ -171,6 +173,7 @@ func (s *system) note() error {
 	if snap.Revision() <= s.noted {
 		return nil
 	}
+	failpoint.Hit("cluster.metadata.before-note")
 	if err := s.log.SetUint64([]byte(appliedKey), snap.AppliedIndex()); err != nil {
 		return fmt.Errorf("noting metadata revision %d: %w", snap.Revision(), err)
 	}
@@ -332,6 +335,7 @@ func (s *system) proposeHere(txn broadcast.Txn) (broadcast.Result, error) {
 	if err != nil {
 		return broadcast.Result{}, err
 	}
+	failpoint.Hit("cluster.metadata.before-propose")
 	f := s.raft.Apply(cmd, enqueueTimeout)
 	if err := s.await(f); err != nil {
 		return broadcast.Result{}, classify(err)

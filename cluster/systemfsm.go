@@ -9,6 +9,7 @@ import (
 
 	"github.com/keelstate/keelstate/broadcast"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // systemFSM feeds the system group's committed entries to the replicated map.
@@ -28,7 +29,9 @@ type systemResult struct {
 
 // Apply implements raft.FSM.
 func (f *systemFSM) Apply(l *raft.Log) any {
+	failpoint.Hit("cluster.metadata.before-apply")
 	r, err := f.store.Apply(l.Index, l.Data)
+	failpoint.Hit("cluster.metadata.applied")
 	if err != nil && isFormatVersion(err) {
 		f.fatal(fmt.Errorf("the system group's log has an entry of a newer version; upgrade this node: %w", err))
 	}
@@ -50,10 +53,12 @@ type systemSnapshot struct{ snap *broadcast.Snapshot }
 
 // Persist implements raft.FSMSnapshot.
 func (s *systemSnapshot) Persist(sink raft.SnapshotSink) error {
+	failpoint.Hit("cluster.system-snapshot.begin")
 	if err := s.snap.Write(sink); err != nil {
 		cerr := sink.Cancel()
 		return fmt.Errorf("writing the system snapshot: %w (cancel: %v)", err, cerr)
 	}
+	failpoint.Hit("cluster.system-snapshot.written")
 	return sink.Close()
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/internal/durable"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
 )
 
 // Store is one RocksDB database. It implements engine.Store.
@@ -84,6 +85,7 @@ func (s *Store) EnsureFamily(id engine.FamilyID, o engine.FamilyOptions) error {
 	if err := take(C.ks_create_family(s.c, &native, name, &ref)); err != nil {
 		return fmt.Errorf("creating family %d: %w", id, err)
 	}
+	failpoint.Hit("rocks.create-family.end")
 	next := fs.with(newFamily(id, o, ref))
 	s.families.Store(&next)
 	return nil
@@ -223,9 +225,13 @@ func (s *Store) Flush() error {
 		return err
 	}
 	defer s.gate.leave()
+	if err := failpoint.Err("rocks.flush.begin"); err != nil {
+		return fmt.Errorf("flushing store %s: %w", s.dir, err)
+	}
 	if err := take(C.ks_flush(s.c)); err != nil {
 		return fmt.Errorf("flushing store %s: %w", s.dir, err)
 	}
+	failpoint.Hit("rocks.flush.end")
 	return nil
 }
 
@@ -264,6 +270,9 @@ func (s *Store) checkpoint(dir string) error {
 	if err := durable.Mkdir(parent); err != nil {
 		return err
 	}
+	if err := failpoint.Err("rocks.checkpoint.begin"); err != nil {
+		return err
+	}
 	making := dir + makingSuffix
 	// RocksDB itself works in a directory with a further suffix.
 	for _, left := range []string{making, making + ".tmp"} {
@@ -274,6 +283,7 @@ func (s *Store) checkpoint(dir string) error {
 	if err := s.makeCheckpoint(making); err != nil {
 		return errors.Join(err, os.RemoveAll(making))
 	}
+	failpoint.Hit("rocks.checkpoint.before-rename")
 	if err := os.Rename(making, dir); err != nil {
 		return errors.Join(fmt.Errorf("%w: %w", base.ErrDiskFailed, err), os.RemoveAll(making))
 	}
@@ -286,6 +296,7 @@ func (s *Store) makeCheckpoint(dir string) error {
 	if err := take(C.ks_checkpoint(s.c, cdir)); err != nil {
 		return err
 	}
+	failpoint.Hit("rocks.checkpoint.files-linked")
 	return engine.WriteMarker(dir, marker)
 }
 

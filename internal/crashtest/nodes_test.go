@@ -49,17 +49,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build makes both programs once per process, as the environment says (the
+// The programs, each made once per process, as the environment says (the
 // Makefile's flags for the release build of RocksDB apply).
-var build = sync.OnceValue(func() error {
-	for _, p := range []string{"node", "keelctl"} {
-		out, err := exec.Command("go", "build", "-o", filepath.Join(binaries, p), "../../cmd/"+p).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("building %s: %w: %s", p, err, out)
+var programs = map[string]func() error{
+	"node":            build("node", "../../cmd/node"),
+	"node-failpoints": build("node-failpoints", "../../cmd/node", "-tags", "failpoints"),
+	"keelctl":         build("keelctl", "../../cmd/keelctl"),
+}
+
+func build(name, pkg string, flags ...string) func() error {
+	return sync.OnceValue(func() error {
+		args := append([]string{"build", "-o", filepath.Join(binaries, name)}, flags...)
+		if out, err := exec.Command("go", append(args, pkg)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w: %s", name, err, out)
 		}
-	}
-	return nil
-})
+		return nil
+	})
+}
 
 // seeded returns the random numbers of a test and says how to repeat them.
 func seeded(t *testing.T) *rand.Rand {
@@ -82,11 +88,14 @@ type node struct {
 
 	cmd  *exec.Cmd // nil while down
 	gone chan struct{}
+	env  []string // added to the environment of the next process
 }
 
 type nodes struct {
 	t         *testing.T
 	n         [3]*node
+	program   string
+	args      []string // added to those of every process
 	engine    string
 	endpoints []string
 }
@@ -116,10 +125,20 @@ func freePorts(t *testing.T, count int) []string {
 // newNodes starts three nodes that do not form a cluster yet.
 func newNodes(t *testing.T, engine string) *nodes {
 	t.Helper()
-	if err := build(); err != nil {
+	c := placeNodes(t, "node", engine)
+	for i := range c.n {
+		c.start(i)
+	}
+	return c
+}
+
+// placeNodes prepares three nodes that run a program, and starts none.
+func placeNodes(t *testing.T, program, engine string) *nodes {
+	t.Helper()
+	if err := errors.Join(programs[program](), programs["keelctl"]()); err != nil {
 		t.Fatal(err)
 	}
-	c := &nodes{t: t, engine: engine}
+	c := &nodes{t: t, program: program, engine: engine}
 	dir, ports := t.TempDir(), freePorts(t, 12)
 	for i := range c.n {
 		id := fmt.Sprintf("n%d", i+1)
@@ -128,9 +147,6 @@ func newNodes(t *testing.T, engine string) *nodes {
 		c.endpoints = append(c.endpoints, ports[4*i])
 	}
 	t.Cleanup(c.end)
-	for i := range c.n {
-		c.start(i)
-	}
 	return c
 }
 
@@ -159,9 +175,11 @@ func (c *nodes) start(i int) {
 	for _, o := range c.n {
 		seeds = append(seeds, o.gossip)
 	}
-	n.cmd = exec.Command(filepath.Join(binaries, "node"), "--node-id", n.id, "--data-dir", n.dir, "--grpc-addr", n.grpc,
+	args := append([]string{"--node-id", n.id, "--data-dir", n.dir, "--grpc-addr", n.grpc,
 		"--raft-addr", n.raft, "--gossip-addr", n.gossip, "--http-addr", n.web, "--join", strings.Join(seeds, ","),
-		"--engine", c.engine, "--memory", "256MiB")
+		"--engine", c.engine, "--memory", "256MiB"}, c.args...)
+	n.cmd = exec.Command(filepath.Join(binaries, c.program), args...)
+	n.cmd.Env = append(os.Environ(), n.env...)
 	n.cmd.Stdout, n.cmd.Stderr, n.cmd.SysProcAttr = log, log, childAttr()
 	if err := n.cmd.Start(); err != nil {
 		c.t.Fatal(err)
