@@ -159,9 +159,10 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 	wg.Go(func() { workload.Drive(working, e.workloads, e.Workers) })
 	o := e.style.options
 	o.OnRecord = e.record
+	o.Settle = func(ctx context.Context) error { return e.clock.settle(ctx, e.fleet.Nodes) }
 	s, err := nemesis.NewScheduler(e.env, e.faults, o)
 	if err == nil {
-		err = s.Run(working)
+		err = errors.Join(s.Run(working), e.clock.settle(context.WithoutCancel(ctx), e.fleet.Nodes))
 	}
 	wg.Wait()
 	e.Faults = map[string]int{}

@@ -33,6 +33,7 @@ type run struct {
 	samples  *report.Writer
 	files    []*os.File
 	logs     *logWatch
+	clock    *clock
 	deaths   int // that episodes have judged
 }
 
@@ -116,7 +117,9 @@ func (r *run) open() error {
 		*l.to = report.NewWriter(f, l.magic)
 	}
 	r.fleet, err = host.NewFleet(host.Options{Nodes: r.Nodes, Dir: nodes, NodeBinary: r.NodeBinary, CtlBinary: r.CtlBinary, Net: r.Net,
-		Disk: r.Disk, DiskBytes: r.DiskBytes, Groups: os.Geteuid() == 0, Engine: r.Engine, Memory: r.Memory, Flags: r.NodeFlags})
+		Disk: r.Disk, DiskBytes: r.DiskBytes, Groups: os.Geteuid() == 0, Engine: r.Engine, Memory: r.Memory,
+		// Only so have the nodes a clock that can be set.
+		Flags: append([]string{"--fault-injection"}, r.NodeFlags...)})
 	if err != nil {
 		return fmt.Errorf("making the fleet: %w", err)
 	}
@@ -126,6 +129,8 @@ func (r *run) open() error {
 // chooseFaults draws up the catalogue, and says loudly what is not in it (RU5).
 func (r *run) chooseFaults() error {
 	r.env = nemesis.NewEnv(r.fleet, r.Seed)
+	r.clock = newClock(nemesis.NewHTTPClock(clockLimit))
+	r.env.Clock = r.clock
 	// A node whose identity is damaged refuses to start, which is its answer.
 	r.env.SpareFiles = []string{"IDENTITY"}
 	all, missing := nemesis.Catalogue(r.env)
