@@ -58,7 +58,7 @@ runtests := $(GO) run ./internal/ci/runtests
 # What `keelstate-jepsen run` tells the report of the tree that it tests.
 jepsen_run = bin/keelstate-jepsen run $(if $(SEED),--seed $(SEED)) --revision "$$(git describe --always --dirty --abbrev=12)"
 
-.PHONY: help deps build node keelctl flights harness jepsen soak rocksdb-release test test-long unit race stress chaos \
+.PHONY: help deps build node keelctl flights harness jepsen soak rocksdb-release test test-long unit race stress chaos mutants \
   meta crash fuzz bench demo up down status lint golangci proto proto-check fmt vet clean
 
 help: ## list the targets
@@ -120,6 +120,11 @@ jepsen: node keelctl harness ## real nodes under faults, judged: DURATION= SEED=
 
 soak: node keelctl harness ## the same for 150 minutes (or DURATION=), in long episodes
 	@$(jepsen_run) --duration $(if $(filter file,$(origin DURATION)),150m,$(DURATION)) --episode 3m $(ARGS)
+
+# Each planted bug is built with an overlay and hunted with the simulation, then
+# with real processes: -by, -only and more in ARGS (jepsen/mutants).
+mutants: deps ## plant bugs and see who finds them: ARGS= (jepsen/mutants/RESULTS.md)
+	@$(GO) run ./jepsen/mutants/run $(ARGS)
 
 bench: deps ## run the benchmarks of docs/benchmarks.md
 	@$(rocksdb_env) ROCKSDB_BUILD=$(rocksdb) scripts/bench.sh $(ARGS)

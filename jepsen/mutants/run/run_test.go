@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/keelstate/keelstate/jepsen/mutants"
+)
+
+// TestOnlyAVerdictCounts holds MU2: a program that ran out of time, crashed
+// without a verdict or could not be started has found nothing.
+func TestOnlyAVerdictCounts(t *testing.T) {
+	for _, c := range []struct {
+		name, script, want string
+		limit              time.Duration
+	}{
+		{"passes", "exit 0", missed, time.Minute},
+		{"fails", "echo '--- FAIL: TestX'; exit 1", caught, time.Minute},
+		{"is killed", "kill -9 $$", undecided, time.Minute},
+		{"hangs", "sleep 60 & wait", undecided, 100 * time.Millisecond},
+	} {
+		out, code, err := command(context.Background(), c.limit, t.TempDir(), "/bin/sh", "-c", c.script)
+		e := entry{Verdict: missed}
+		if e.judge(code == 1, err, out); e.Verdict != c.want {
+			t.Errorf("a detector that %s: %s, want %s (%d, %v)", c.name, e.Verdict, c.want, code, err)
+		}
+	}
+	if _, _, err := command(context.Background(), 50*time.Millisecond, t.TempDir(), "/bin/sh", "-c", "sleep 9"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a limit that is over: %v", err)
+	}
+}
+
+// TestBookCountsHarnessesOnly: a mutant that only a unit test found has escaped.
+func TestBookCountsHarnessesOnly(t *testing.T) {
+	m := &mutants.Mutant{Name: "01-x", Rule: "W1"}
+	b, err := openBook(t.TempDir(), []*mutants.Mutant{m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add := func(e entry) {
+		t.Helper()
+		if err := b.add(m.Name, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(entry{Detector: "unit", Verdict: caught, Seconds: 1})
+	add(entry{Detector: "sim", Verdict: undecided, Seconds: 2})
+	if b.found(m) || b.has(m.Name, "sim") || !strings.Contains(b.page(), "0 of 1 found by a harness") {
+		t.Errorf("found by a unit test alone:\n%s", b.page())
+	}
+	add(entry{Detector: "sim", Verdict: caught, Seconds: 3, Seed: "7", Text: "a|b"})
+	b, err = openBook(b.dir, b.mutants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page := b.page(); !b.found(m) || !strings.Contains(page, "1 of 1 found by a harness; median 3 s") || !strings.Contains(page, `| sim (unit test too) | 3 | 7 | a\|b |`) {
+		t.Errorf("after the simulation found it:\n%s", page)
+	}
+}
