@@ -447,8 +447,14 @@ func TestIsolatedLeaderServesNothingStale(t *testing.T) {
 	}
 	close(acked)
 	// Long enough for many reads at the old leader, then heal.
-	for start := time.Now(); time.Since(start) < time.Second; {
-		if _, err := k.readAt(leader, time.Second, state.Query{State: k.values, Kind: state.QueryGet, Key: []byte("k")}); err != nil {
+	served := 0
+	for start := time.Now(); time.Since(start) < time.Second || served == 0; {
+		_, err := k.readAt(leader, time.Second, state.Query{State: k.values, Kind: state.QueryGet, Key: []byte("k")})
+		switch {
+		case err == nil:
+			served++
+		case !errors.Is(err, base.ErrNoQuorum) || time.Since(start) > 20*time.Second:
+			// A busy machine may not bring an answer within two election timeouts.
 			t.Fatalf("read at the new leader: %v", err)
 		}
 	}
