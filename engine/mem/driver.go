@@ -185,6 +185,11 @@ func loadImage(dir string, m *manifest) (*root, int64, error) {
 
 // scanImage reads the image that the manifest names and checks it.
 func scanImage(dir string, m *manifest, v imageVisitor) (size int64, err error) {
+	return scanImageThrough(dir, m, v, func(f *os.File) io.Reader { return f })
+}
+
+// scanImageThrough is scanImage on what through makes of the file.
+func scanImageThrough(dir string, m *manifest, v imageVisitor, through func(*os.File) io.Reader) (size int64, err error) {
 	if m.image == 0 {
 		return 0, nil
 	}
@@ -201,7 +206,7 @@ func scanImage(dir string, m *manifest, v imageVisitor) (size int64, err error) 
 	if err != nil {
 		return 0, fmt.Errorf("reading %s: %w: %w", name, base.ErrDiskFailed, err)
 	}
-	number, sum, err := readImage(bufio.NewReaderSize(f, 256<<10), info.Size(), v)
+	number, sum, err := readImage(bufio.NewReaderSize(through(f), 256<<10), info.Size(), v)
 	if err != nil {
 		return 0, fmt.Errorf("reading %s: %w", name, err)
 	}

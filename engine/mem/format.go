@@ -155,6 +155,7 @@ func (iw *imageWriter) write(kind byte, b []byte) error {
 // imageReader reads an image and checks everything in it.
 type imageReader struct {
 	r       io.Reader
+	size    int64 // of the file
 	left    int64 // bytes of the file that are not read yet
 	chain   uint64
 	buf     []byte
@@ -178,7 +179,7 @@ type imageVisitor interface {
 // readImage reads the image of the given size and returns its number and last
 // checksum. What the visitor got counts only if there is no error.
 func readImage(r io.Reader, size int64, v imageVisitor) (number, sum uint64, err error) {
-	ir := &imageReader{r: r, left: size, visit: v}
+	ir := &imageReader{r: r, size: size, left: size, visit: v}
 	h := make([]byte, min(size, imageHeaderLen))
 	if err := ir.fill(h); err != nil {
 		return 0, 0, err
@@ -244,7 +245,7 @@ func (ir *imageReader) block() (kind byte, payload []byte, err error) {
 	}
 	ir.chain = xxh3.HashSeed(body, ir.chain)
 	if ir.chain != binary.BigEndian.Uint64(sum) {
-		return 0, nil, corrupt("checksum of a block differs")
+		return 0, nil, corrupt("checksum of the block at offset %d differs", ir.size-ir.left-blockHeaderLen-n-checksumLen)
 	}
 	return h[0], body[blockHeaderLen:], nil
 }

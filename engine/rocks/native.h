@@ -131,6 +131,11 @@ ks_status ks_flush(ks_store* s);
 ks_status ks_checkpoint(ks_store* s, const char* dir);
 ks_status ks_compact(ks_store* s);
 ks_status ks_verify(ks_store* s);
+// The files that the database needs at this moment, each ended by a zero byte,
+// to be freed by free(), and how much of the newest MANIFEST is valid.
+ks_status ks_live_files(ks_store* s, char** names, size_t* len, uint64_t* manifest_size);
+// Reads an SST file beside the database and checks all of its checksums.
+ks_status ks_verify_file(ks_store* s, const char* path);
 ks_status ks_stats(ks_family* f, ks_family_stats* out);
 // The background error that has not been recovered from, and the duration of
 // the last flush of any family.

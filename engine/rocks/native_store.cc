@@ -259,17 +259,22 @@ void ks_driver_free(ks_driver* d) { delete d; }
 uint64_t ks_driver_cache_usage(ks_driver* d) { return d->cache->GetUsage(); }
 uint64_t ks_driver_memtable_usage(ks_driver* d) { return d->buffers->memory_usage(); }
 
+// Join gives out names, each ended by a zero byte.
+static void Join(const std::vector<std::string>& v, char** names, size_t* len) {
+  std::string all;
+  for (auto& n : v) all.append(n.c_str(), n.size() + 1);
+  *len = all.size();
+  *names = static_cast<char*>(malloc(all.size() + 1));
+  if (*names == nullptr) throw std::bad_alloc();
+  std::memcpy(*names, all.data(), all.size());
+}
+
 ks_status ks_list_families(const char* dir, char** names, size_t* len) {
   return Guarded([&] {
     std::vector<std::string> v;
     Status st = rocksdb::DB::ListColumnFamilies(rocksdb::DBOptions(), dir, &v);
     if (!st.ok()) return FromRocks(st);
-    std::string all;
-    for (auto& n : v) all.append(n.c_str(), n.size() + 1);
-    *len = all.size();
-    *names = static_cast<char*>(malloc(all.size() + 1));
-    if (*names == nullptr) throw std::bad_alloc();
-    std::memcpy(*names, all.data(), all.size());
+    Join(v, names, len);
     return OK();
   });
 }
@@ -407,6 +412,26 @@ ks_status ks_verify(ks_store* s) {
     ro.fill_cache = false;
     Status st = s->db->VerifyFileChecksums(ro);
     return FromRocks(st.ok() ? s->db->VerifyChecksum(ro) : st);
+  });
+}
+
+ks_status ks_live_files(ks_store* s, char** names, size_t* len, uint64_t* manifest_size) {
+  return Guarded([&] {
+    std::vector<std::string> v;
+    Status st = s->db->GetLiveFiles(v, manifest_size, false);
+    if (!st.ok()) return FromRocks(st);
+    Join(v, names, len);
+    return OK();
+  });
+}
+
+ks_status ks_verify_file(ks_store* s, const char* path) {
+  return Guarded([&] {
+    rocksdb::Options o(s->db->GetDBOptions(), rocksdb::ColumnFamilyOptions());
+    rocksdb::ReadOptions ro;
+    ro.fill_cache = false;
+    ro.verify_checksums = true;
+    return FromRocks(rocksdb::VerifySstFileChecksum(o, rocksdb::EnvOptions(), ro, path));
   });
 }
 
