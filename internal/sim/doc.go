@@ -35,7 +35,7 @@
 //	     what an error says was not applied is recorded as failed.
 //	SM4  A run passes only if every checker decided and passed, every healing was
 //	     followed within 30 s by a leader, a write, a read and equal hashes for
-//	     every shard, no process ended itself without a fault of its disk, and
+//	     every shard, all nodes are ready in the end, no process ended itself without a fault of its disk, and
 //	     no goroutine is left but those that wait in vain for a raft that was
 //	     shut down.
 package sim

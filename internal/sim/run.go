@@ -191,6 +191,10 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	}
 	wait()
 	w.final(work)
+	if !w.becomesWhole() {
+		w.finding("a node is not ready %v after the last healing", wholeLimit)
+		w.dump()
+	}
 	r.Results = append(r.Results, w.hashes())
 	r.Simulated = time.Since(w.start)
 	r.Faults, r.Findings, r.Late = w.faults, w.findings, n.late
@@ -246,6 +250,19 @@ func (w *world) whole() bool {
 		}
 		if ok, why := n.Ready(); !ok {
 			w.trace.note("node %s is not ready: %s", name(i), why)
+			return false
+		}
+	}
+	return true
+}
+
+// wholeLimit is how long nodes may take until all are ready again, those that
+// lost their logs too.
+const wholeLimit = 2 * time.Minute
+
+func (w *world) becomesWhole() bool {
+	for end := time.Now().Add(wholeLimit); !w.whole(); w.sleep(time.Second) {
+		if time.Now().After(end) {
 			return false
 		}
 	}
