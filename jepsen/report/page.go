@@ -21,6 +21,7 @@ var pageText string
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"clock": clock,
 	"round": func(d time.Duration) string { return d.Round(time.Millisecond).String() },
+	"ms":    func(ns int64) string { return time.Duration(ns).Round(time.Millisecond).String() },
 	"ns":    func(ns int64) string { return time.Duration(ns).Round(time.Second).String() },
 }).Parse(pageText))
 
@@ -34,8 +35,14 @@ type page struct {
 	AfterFault time.Duration
 	Plots      []figure
 	Kinds      []legend
-	Events     []Event
+	Events     []row
 	Left       int
+}
+
+// row is a line of the timeline; GapNs is that of a fault.
+type row struct {
+	Event
+	GapNs int64
 }
 
 type figure struct {
@@ -91,6 +98,10 @@ func newPage(run *Run, events []Event, samples []Sample, series *Series) *page {
 	p.Product = strings.Join(product, ", ")
 	d := &drawing{run: run, samples: samples, series: series}
 	colors := map[string]string{}
+	gaps := map[faultID]int64{}
+	for _, g := range series.Gaps {
+		gaps[idOf(g.Fault)] = g.LongestNs
+	}
 	for _, v := range events {
 		switch v.Type {
 		case EventBegun:
@@ -101,7 +112,7 @@ func newPage(run *Run, events []Event, samples []Sample, series *Series) *page {
 		case EventDeath:
 			d.deaths = append(d.deaths, v)
 		}
-		p.Events = append(p.Events, v)
+		p.Events = append(p.Events, row{v, gaps[idOf(v)]})
 	}
 	d.kinds = slices.Sorted(maps.Keys(colors))
 	for i, kind := range d.kinds {
@@ -116,6 +127,14 @@ func newPage(run *Run, events []Event, samples []Sample, series *Series) *page {
 	p.Plots = append(p.Plots, d.metrics()...)
 	return p
 }
+
+// faultID tells the faults of a timeline apart.
+type faultID struct {
+	at   int64
+	name string
+}
+
+func idOf(v Event) faultID { return faultID{v.At, v.Name} }
 
 // drawing has what the plots need.
 type drawing struct {

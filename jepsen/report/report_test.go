@@ -314,7 +314,7 @@ func TestPage(t *testing.T) {
 	must(t, err)
 	page := string(b)
 	for _, want := range []string{"Seed 7", "episode 2: counter", "lost &lt;b&gt;3&lt;/b&gt;", "operations #1 #2", "kill -9 of n1", "n2 ended with code 70",
-		"keelstate-jepsen run --seed 7", "clock-step: no control", "<svg", "<path"} {
+		"keelstate-jepsen run --seed 7", "clock-step: no control", "<svg", "<path", `<td class="n">200ms</td>`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page has no %q", want)
 		}

@@ -131,6 +131,8 @@ func (r *run) chooseFaults() error {
 	r.env = nemesis.NewEnv(r.fleet, r.Seed)
 	r.clock = newClock(nemesis.NewHTTPClock(clockLimit))
 	r.env.Clock = r.clock
+	// A node that is paused or hangs, too, does not hold the schedule up for long.
+	r.env.StopLimit = 15 * time.Second
 	// A node whose identity is damaged refuses to start, which is its answer.
 	r.env.SpareFiles = []string{"IDENTITY"}
 	all, missing := nemesis.Catalogue(r.env)
