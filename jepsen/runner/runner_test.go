@@ -142,6 +142,8 @@ func TestJudgeDeaths(t *testing.T) {
 		{"none", nil, nil, check.Pass},
 		{"storage, with a fault of the disk", []host.Death{exit(70)}, disk, check.Pass},
 		{"storage, without", []host.Death{exit(70)}, map[string]int{"kill": 1}, check.Fail},
+		{"no start on a bad disk", []host.Death{exit(1)}, map[string]int{"read-error": 1}, check.Pass},
+		{"no start", []host.Death{exit(1)}, map[string]int{"bit-flip": 1}, check.Fail},
 		{"a panic", []host.Death{exit(70), exit(2)}, disk, check.Fail},
 		{"an end without reason", []host.Death{exit(0)}, disk, check.Fail},
 		{"no memory", []host.Death{signal("killed")}, memory, check.Pass},

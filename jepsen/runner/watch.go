@@ -115,12 +115,16 @@ func deathText(d host.Death) string {
 	return fmt.Sprintf("%s ended with code %d", d.Node, d.Code)
 }
 
-// exitStorage is the code with which a node ends when it cannot trust its disk.
-const exitStorage = 70
+// exitStorage is the code with which a node ends when it cannot trust its disk,
+// exitStart that with which it refuses to start.
+const (
+	exitStorage = 70
+	exitStart   = 1
+)
 
 // judgeDeaths says whether processes ended only as the faults of an episode
-// allow: with the code for failed storage under faults of the disk, and killed by
-// the kernel where memory was short.
+// allow: with the code for failed storage under faults of the disk, refusing to
+// start while the disk fails, and killed by the kernel where memory was short.
 func judgeDeaths(deaths []host.Death, faults map[string]int) check.Result {
 	any := func(kinds ...nemesis.Kind) bool {
 		return slices.ContainsFunc(kinds, func(k nemesis.Kind) bool { return faults[string(k)] > 0 })
@@ -132,6 +136,9 @@ func judgeDeaths(deaths []host.Death, faults map[string]int) check.Result {
 		case d.Code == exitStorage && any(nemesis.KindFsyncError, nemesis.KindReadError, nemesis.KindFullDisk, nemesis.KindHungDisk,
 			nemesis.KindBitFlip, nemesis.KindLyingFsync, nemesis.KindPowerLoss):
 			v, why = check.Pass, "as it should when its disk fails"
+		case d.Code == exitStart && any(nemesis.KindFsyncError, nemesis.KindReadError, nemesis.KindFullDisk):
+			// If it still refuses when the disk is well, it is not live (RU4).
+			v, why = check.Pass, "as it may when it starts while its disk fails"
 		case d.Signal == "killed" && any(nemesis.KindMemory):
 			v, why = check.Pass, "for want of memory"
 		case d.Signal == "killed":
