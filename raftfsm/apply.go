@@ -262,6 +262,7 @@ func (m *Machine) executeInSession(s *session, rec *record, r *Request, ms []Mut
 	}
 	d.ordinals = ordinalsOf(ms)
 	if m.sessions.byID[s.id] == nil {
+		failpoint.Hit("raftfsm.session.create")
 		m.sessions.byID[s.id] = s
 	}
 	m.sessions.touch(s)

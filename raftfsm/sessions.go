@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/keelstate/keelstate/internal/base"
-	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
 )
 
@@ -67,15 +66,6 @@ func (t *sessionTable) touch(s *session) {
 		s.dirty = true
 		t.changed = append(t.changed, s)
 	}
-}
-
-// create adds a session that the shard sees for the first time.
-func (t *sessionTable) create(id base.SessionID, r keygroup.Range) *session {
-	failpoint.Hit("raftfsm.session.create")
-	s := &session{id: id, rng: r}
-	t.byID[id] = s
-	t.touch(s)
-	return s
 }
 
 // forget removes a session. It says whether the session was there.
