@@ -77,9 +77,9 @@ func (n *Node) serveAdmin() {
 		if _, err := r.leading(); err != nil {
 			return nil, err
 		}
-		return q.To, r.transferTo(q.To)
+		return q.To, r.transferTo(ctx, q.To)
 	})
-	onShard(methodSnapshot, func(_ context.Context, r *replica, _ shardRequest) (any, error) { return r.snapshotNow() })
+	onShard(methodSnapshot, func(ctx context.Context, r *replica, _ shardRequest) (any, error) { return r.snapshotNow(ctx) })
 	onShard(methodCompact, func(_ context.Context, r *replica, _ shardRequest) (any, error) { return r.compact() })
 }
 
@@ -522,12 +522,12 @@ func (n *Node) SnapshotShard(ctx context.Context, shard base.GroupID) (index, by
 	return s.A, s.B, err
 }
 
-func (r *replica) snapshotNow() (*sizes, error) {
+func (r *replica) snapshotNow(ctx context.Context) (*sizes, error) {
 	if !r.snapping.CompareAndSwap(false, true) {
 		return nil, &base.Error{Cause: base.ErrOverloaded, Ordinal: -1, RetryAfter: time.Second, Hint: "a snapshot is being taken already"}
 	}
 	defer r.snapping.Store(false)
-	index, err := r.takeSnapshot(r.opts.LogKeepBytes)
+	index, err := r.takeSnapshot(ctx, r.opts.LogKeepBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -633,7 +633,7 @@ func (n *Node) Drain(ctx context.Context) error {
 		if err != nil || len(voters) < 2 {
 			continue
 		}
-		if err := g.await(g.raft.LeadershipTransfer()); err != nil {
+		if err := g.awaitIn(ctx, g.raft.LeadershipTransfer()); err != nil {
 			errs = append(errs, fmt.Errorf("handing over %s: %w", g.id, err))
 		}
 	}

@@ -222,7 +222,9 @@ func (d *diskWatch) handOver(g *group, to base.NodeID) bool {
 		return false
 	}
 	g.logger.Info("handing over: the disk is nearly full", "to", string(to))
-	if err := g.transferTo(to); err != nil {
+	ctx, cancel = context.WithTimeout(d.node.ctx, configTimeout)
+	defer cancel()
+	if err := g.transferTo(ctx, to); err != nil {
 		g.logger.Warn("handing over", "error", err)
 		return false
 	}

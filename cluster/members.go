@@ -149,7 +149,7 @@ func (g *group) pollMembers() map[raft.ServerID]transport.TermAnswer {
 }
 
 // transferTo hands the office to the replica on a node.
-func (g *group) transferTo(node base.NodeID) error {
+func (g *group) transferTo(ctx context.Context, node base.NodeID) error {
 	f := g.raft.GetConfiguration()
 	if err := f.Error(); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (g *group) transferTo(node base.NodeID) error {
 				return nil
 			}
 			failpoint.Hit("cluster.transfer.begin")
-			if err := g.await(g.raft.LeadershipTransferToServer(s.ID, s.Address)); err != nil {
+			if err := g.awaitIn(ctx, g.raft.LeadershipTransferToServer(s.ID, s.Address)); err != nil {
 				return fmt.Errorf("handing %s over to %s: %w: %v", g.id, node, base.ErrNotReady, err)
 			}
 			failpoint.Hit("cluster.transfer.end")

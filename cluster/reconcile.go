@@ -249,7 +249,7 @@ func (r *replica) snapshotIfLarge() error {
 	}
 	r.spawn(func() {
 		defer r.snapping.Store(false)
-		if _, err := r.takeSnapshot(r.opts.LogKeepBytes); err != nil && r.ctx.Err() == nil {
+		if _, err := r.takeSnapshot(r.ctx, r.opts.LogKeepBytes); err != nil && r.ctx.Err() == nil {
 			r.logger.Warn("taking a snapshot", "error", err)
 		}
 		r.keptBytes.Store(r.log.Bytes())
@@ -259,7 +259,7 @@ func (r *replica) snapshotIfLarge() error {
 
 // takeSnapshot takes a Raft snapshot and cuts the log behind it, keeping about
 // keep bytes. It returns the engine index that is safe on disk.
-func (r *replica) takeSnapshot(keep uint64) (uint64, error) {
+func (r *replica) takeSnapshot(ctx context.Context, keep uint64) (uint64, error) {
 	if err := r.flush(); err != nil {
 		return 0, err
 	}
@@ -274,7 +274,7 @@ func (r *replica) takeSnapshot(keep uint64) (uint64, error) {
 	if err := r.raft.ReloadConfig(rc); err != nil {
 		return 0, err
 	}
-	if err := r.await(r.raft.Snapshot()); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+	if err := r.awaitIn(ctx, r.raft.Snapshot()); err != nil && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
 		return 0, err
 	}
 	return r.machine.DurableIndex()
@@ -426,7 +426,9 @@ func (r *replica) balance(rec *meta.Shard, polled map[raft.ServerID]transport.Te
 			return
 		}
 		r.logger.Info("handing over to the preferred leader", "to", string(to.Node))
-		if err := r.transferTo(to.Node); err != nil {
+		ctx, cancel = context.WithTimeout(r.ctx, configTimeout)
+		defer cancel()
+		if err := r.transferTo(ctx, to.Node); err != nil {
 			r.logger.Warn("handing over", "error", err)
 		}
 	}

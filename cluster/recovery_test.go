@@ -447,12 +447,12 @@ func TestIsolatedLeaderServesNothingStale(t *testing.T) {
 	}
 	close(acked)
 	// Long enough for many reads at the old leader, then heal.
-	served := 0
-	for start := time.Now(); time.Since(start) < time.Second || served == 0; {
+	reads := 0
+	for start := time.Now(); time.Since(start) < time.Second || reads == 0; {
 		_, err := k.readAt(leader, time.Second, state.Query{State: k.values, Kind: state.QueryGet, Key: []byte("k")})
 		switch {
 		case err == nil:
-			served++
+			reads++
 		case !errors.Is(err, base.ErrNoQuorum) || time.Since(start) > 20*time.Second:
 			// A busy machine may not bring an answer within two election timeouts.
 			t.Fatalf("read at the new leader: %v", err)
