@@ -81,6 +81,7 @@ func (n *Node) serveAdmin() {
 	})
 	onShard(methodSnapshot, func(ctx context.Context, r *replica, _ shardRequest) (any, error) { return r.snapshotNow(ctx) })
 	onShard(methodCompact, func(_ context.Context, r *replica, _ shardRequest) (any, error) { return r.compact() })
+	onShard(methodScrub, func(ctx context.Context, r *replica, _ shardRequest) (any, error) { return r.scrubNow(ctx) })
 }
 
 // callShard calls a node-level method about a shard on a node.
@@ -216,6 +217,7 @@ func (r *replica) status() GroupStatus {
 		st.DiskBytes, st.Keys = s.DiskBytes, s.Keys
 	}
 	st.Ready = r.ready() == ""
+	st.Scrubbing = r.scrubs.running.Load() > 0
 	return st
 }
 

@@ -91,7 +91,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range applyCounters {
 		ch <- c.desc
 	}
-	for _, d := range []*prometheus.Desc{readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
+	for _, d := range []*prometheus.Desc{scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}
 }
@@ -119,9 +119,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+var scrubbedDesc = gauge("keelstate_scrub_last_timestamp_seconds", "When the last whole scrub of the replica ended, in seconds since 1970; 0 if none has since the node started.")
+
 // collect sends the figures of a replica's store and state machine.
 func (r *replica) collect(ch chan<- prometheus.Metric) {
 	label := r.id.String()
+	ch <- prometheus.MustNewConstMetric(scrubbedDesc, prometheus.GaugeValue, float64(r.scrubs.at.Load())/1e9, label)
 	if store, release, err := r.machine.Store(); err == nil {
 		stats := store.Stats()
 		release()

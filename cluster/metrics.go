@@ -31,6 +31,8 @@ type metrics struct {
 	snapshots *prometheus.CounterVec
 	// replicas found damaged on this node since it started.
 	damaged *prometheus.CounterVec
+	// bytes read by scrubs, and parts of replicas that they found damaged.
+	scrubBytes, scrubFindings *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -56,10 +58,14 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Snapshots, by what was done: made, installed, failed."}, []string{"group", "what"}),
 		damaged: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_damaged_total",
 			Help: "Replicas found damaged on this node."}, group),
+		scrubBytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_scrub_bytes_total",
+			Help: "Bytes that scrubs have read; standing still for longer than the interval means that none runs."}, group),
+		scrubFindings: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_scrub_findings_total",
+			Help: "Parts of a replica (store, snapshot, Raft log) that a scrub found damaged; any is a reason to look at the disk."}, group),
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.entryRequests, m.entryBytes, m.commitSeconds, m.writes, m.refusals,
-			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.damaged} {
+			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.damaged, m.scrubBytes, m.scrubFindings} {
 			if err := reg.Register(c); err != nil {
 				return nil, err
 			}

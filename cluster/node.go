@@ -41,6 +41,7 @@ const (
 	methodLeaders       = uint8(9)
 	methodRejoin        = uint8(10)
 	methodHello         = uint8(12)
+	methodScrub         = uint8(13)
 )
 
 // Node is one server of a cluster. Make it with New, then Start; Close it when
@@ -298,6 +299,7 @@ func (n *Node) Start() error {
 	n.spawn(n.reconcileLoop)
 	n.spawn(n.checkLoop)
 	n.spawn(n.disk.run)
+	n.spawn(n.scrubLoop)
 	return nil
 }
 

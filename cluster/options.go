@@ -70,6 +70,11 @@ type Options struct {
 	// BalanceDelay is how long a leader that is not the preferred one waits
 	// before it hands over to a healthy preferred one. Default 10 s.
 	BalanceDelay time.Duration
+	// ScrubInterval is how often a replica reads and checks all of its files, at
+	// most ScrubBytesPerSecond. Defaults 24 h and 16 MiB/s; a negative interval:
+	// never by itself.
+	ScrubInterval       time.Duration
+	ScrubBytesPerSecond int64
 	// AppliedLagBound is the lag, in entries, up to which a replica counts as
 	// ready. Default 10,000.
 	AppliedLagBound uint64
@@ -113,6 +118,8 @@ func (o *Options) EnsureDefaults() {
 	def(&o.CheckInterval, time.Second)
 	def(&o.BalanceDelay, 10*time.Second)
 	def(&o.AppliedLagBound, 10_000)
+	def(&o.ScrubInterval, 24*time.Hour)
+	def(&o.ScrubBytesPerSecond, 16<<20)
 }
 
 func def[T comparable](v *T, d T) {
@@ -139,6 +146,7 @@ func (o *Options) Validate() error {
 	need(o.OnFatal != nil, "OnFatal", "a function is required")
 	need(o.LogKeepBytes <= o.LogMaxBytes && o.LogMaxBytes <= o.LogHardBytes, "LogMaxBytes",
 		"use LogKeepBytes <= LogMaxBytes <= LogHardBytes")
+	need(o.ScrubBytesPerSecond > 0, "ScrubBytesPerSecond", "give bytes per second")
 	need(o.ElectionTimeout >= 20*time.Millisecond, "ElectionTimeout", "use at least 20 ms")
 	return errors.Join(errs...)
 }

@@ -57,6 +57,7 @@ type replica struct {
 	// purging counts the looks in which an idle leader still proposes ticks, for
 	// dropped families to go; owned by the check loop.
 	purging int
+	scrubs  scrubState
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time

@@ -133,6 +133,7 @@ type GroupStatus struct {
 	Sequence  uint64         `json:"sequence"`
 	Damage    string         `json:"damage,omitempty"`
 	Ready     bool           `json:"ready"`
+	Scrubbing bool           `json:"scrubbing,omitempty"`
 	// States are the ids of the states that the replica knows as declared.
 	States []uint32 `json:"states,omitempty"`
 }
@@ -169,6 +170,25 @@ type ReplicaHash struct {
 	Content []byte      `json:"content"`
 	Ops     []byte      `json:"ops"`
 	Error   string      `json:"error,omitempty"`
+}
+
+// ReplicaScrub is what one replica found when it read all of its files.
+type ReplicaScrub struct {
+	Node    base.NodeID    `json:"node"`
+	Replica base.ReplicaID `json:"replica"`
+	Bytes   uint64         `json:"bytes"` // that were read
+	Took    time.Duration  `json:"tookNs"`
+	// Findings are what is damaged; empty if nothing is.
+	Findings []ScrubFinding `json:"findings,omitempty"`
+	// Error says why not everything was read; empty if it was.
+	Error string `json:"error,omitempty"`
+}
+
+// ScrubFinding is damage in one part of a replica: its store, its snapshots or
+// its part of the Raft log. Detail names files, and offsets where they are known.
+type ScrubFinding struct {
+	Part   string `json:"part"` // store, snapshot or raftlog
+	Detail string `json:"detail"`
 }
 
 // OperationInfo is a persisted operation of the cluster.

@@ -1181,6 +1181,246 @@ func (x *CompactShardResponse) GetBytesAfter() uint64 {
 	return 0
 }
 
+type ScrubShardRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubShardRequest) Reset() {
+	*x = ScrubShardRequest{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubShardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubShardRequest) ProtoMessage() {}
+
+func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubShardRequest.ProtoReflect.Descriptor instead.
+func (*ScrubShardRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ScrubShardRequest) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+type ScrubFinding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Part          string                 `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`     // store, snapshot or raftlog
+	Detail        string                 `protobuf:"bytes,2,opt,name=detail,proto3" json:"detail,omitempty"` // names files, and offsets where they are known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubFinding) Reset() {
+	*x = ScrubFinding{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubFinding) ProtoMessage() {}
+
+func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
+func (*ScrubFinding) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ScrubFinding) GetPart() string {
+	if x != nil {
+		return x.Part
+	}
+	return ""
+}
+
+func (x *ScrubFinding) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+type ReplicaScrub struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Replica       string                 `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`   // that were read
+	Micros        uint64                 `protobuf:"varint,4,opt,name=micros,proto3" json:"micros,omitempty"` // that it took
+	Findings      []*ScrubFinding        `protobuf:"bytes,5,rep,name=findings,proto3" json:"findings,omitempty"`
+	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why not everything was read; empty if it was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaScrub) Reset() {
+	*x = ReplicaScrub{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaScrub) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaScrub) ProtoMessage() {}
+
+func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaScrub.ProtoReflect.Descriptor instead.
+func (*ReplicaScrub) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ReplicaScrub) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ReplicaScrub) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *ReplicaScrub) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ReplicaScrub) GetMicros() uint64 {
+	if x != nil {
+		return x.Micros
+	}
+	return 0
+}
+
+func (x *ReplicaScrub) GetFindings() []*ScrubFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *ReplicaScrub) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type ScrubShardResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Replicas      []*ReplicaScrub        `protobuf:"bytes,2,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	Clean         bool                   `protobuf:"varint,3,opt,name=clean,proto3" json:"clean,omitempty"` // every replica has read everything and found nothing
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubShardResponse) Reset() {
+	*x = ScrubShardResponse{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubShardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubShardResponse) ProtoMessage() {}
+
+func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubShardResponse.ProtoReflect.Descriptor instead.
+func (*ScrubShardResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ScrubShardResponse) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ScrubShardResponse) GetReplicas() []*ReplicaScrub {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *ScrubShardResponse) GetClean() bool {
+	if x != nil {
+		return x.Clean
+	}
+	return false
+}
+
 type ListOperationsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1189,7 +1429,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1441,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1454,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 type Operation struct {
@@ -1232,7 +1472,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1484,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1497,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Operation) GetId() string {
@@ -1318,7 +1558,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1330,7 +1570,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1343,7 +1583,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -1448,7 +1688,23 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x14CompactShardResponse\x12!\n" +
 	"\fbytes_before\x18\x01 \x01(\x04R\vbytesBefore\x12\x1f\n" +
 	"\vbytes_after\x18\x02 \x01(\x04R\n" +
-	"bytesAfter\"\x17\n" +
+	"bytesAfter\")\n" +
+	"\x11ScrubShardRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\":\n" +
+	"\fScrubFinding\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x16\n" +
+	"\x06detail\x18\x02 \x01(\tR\x06detail\"\xb8\x01\n" +
+	"\fReplicaScrub\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
+	"\areplica\x18\x02 \x01(\tR\areplica\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06micros\x18\x04 \x01(\x04R\x06micros\x126\n" +
+	"\bfindings\x18\x05 \x03(\v2\x1a.keelstate.v1.ScrubFindingR\bfindings\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"x\n" +
+	"\x12ScrubShardResponse\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x126\n" +
+	"\breplicas\x18\x02 \x03(\v2\x1a.keelstate.v1.ReplicaScrubR\breplicas\x12\x14\n" +
+	"\x05clean\x18\x03 \x01(\bR\x05clean\"\x17\n" +
 	"\x15ListOperationsRequest\"\xad\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -1463,7 +1719,7 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x16ListOperationsResponse\x127\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x17.keelstate.v1.OperationR\n" +
-	"operations2\xaa\x05\n" +
+	"operations2\xfb\x05\n" +
 	"\x05Admin\x12R\n" +
 	"\vInitCluster\x12 .keelstate.v1.InitClusterRequest\x1a!.keelstate.v1.InitClusterResponse\x12C\n" +
 	"\x06Status\x12\x1b.keelstate.v1.StatusRequest\x1a\x1c.keelstate.v1.StatusResponse\x12O\n" +
@@ -1472,7 +1728,9 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x0eTransferLeader\x12#.keelstate.v1.TransferLeaderRequest\x1a$.keelstate.v1.TransferLeaderResponse\x12L\n" +
 	"\tHashShard\x12\x1e.keelstate.v1.HashShardRequest\x1a\x1f.keelstate.v1.HashShardResponse\x12X\n" +
 	"\rSnapshotShard\x12\".keelstate.v1.SnapshotShardRequest\x1a#.keelstate.v1.SnapshotShardResponse\x12U\n" +
-	"\fCompactShard\x12!.keelstate.v1.CompactShardRequest\x1a\".keelstate.v1.CompactShardResponse\x12[\n" +
+	"\fCompactShard\x12!.keelstate.v1.CompactShardRequest\x1a\".keelstate.v1.CompactShardResponse\x12O\n" +
+	"\n" +
+	"ScrubShard\x12\x1f.keelstate.v1.ScrubShardRequest\x1a .keelstate.v1.ScrubShardResponse\x12[\n" +
 	"\x0eListOperations\x12#.keelstate.v1.ListOperationsRequest\x1a$.keelstate.v1.ListOperationsResponseB<Z:github.com/keelstate/keelstate/api/keelstatepb;keelstatepbb\x06proto3"
 
 var (
@@ -1487,7 +1745,7 @@ func file_keelstate_v1_admin_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_admin_proto_rawDescData
 }
 
-var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*InitNode)(nil),               // 0: keelstate.v1.InitNode
 	(*InitClusterRequest)(nil),     // 1: keelstate.v1.InitClusterRequest
@@ -1507,44 +1765,52 @@ var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*SnapshotShardResponse)(nil),  // 15: keelstate.v1.SnapshotShardResponse
 	(*CompactShardRequest)(nil),    // 16: keelstate.v1.CompactShardRequest
 	(*CompactShardResponse)(nil),   // 17: keelstate.v1.CompactShardResponse
-	(*ListOperationsRequest)(nil),  // 18: keelstate.v1.ListOperationsRequest
-	(*Operation)(nil),              // 19: keelstate.v1.Operation
-	(*ListOperationsResponse)(nil), // 20: keelstate.v1.ListOperationsResponse
-	(*Range)(nil),                  // 21: keelstate.v1.Range
-	(*Node)(nil),                   // 22: keelstate.v1.Node
-	(*Topology)(nil),               // 23: keelstate.v1.Topology
+	(*ScrubShardRequest)(nil),      // 18: keelstate.v1.ScrubShardRequest
+	(*ScrubFinding)(nil),           // 19: keelstate.v1.ScrubFinding
+	(*ReplicaScrub)(nil),           // 20: keelstate.v1.ReplicaScrub
+	(*ScrubShardResponse)(nil),     // 21: keelstate.v1.ScrubShardResponse
+	(*ListOperationsRequest)(nil),  // 22: keelstate.v1.ListOperationsRequest
+	(*Operation)(nil),              // 23: keelstate.v1.Operation
+	(*ListOperationsResponse)(nil), // 24: keelstate.v1.ListOperationsResponse
+	(*Range)(nil),                  // 25: keelstate.v1.Range
+	(*Node)(nil),                   // 26: keelstate.v1.Node
+	(*Topology)(nil),               // 27: keelstate.v1.Topology
 }
 var file_keelstate_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: keelstate.v1.InitClusterRequest.nodes:type_name -> keelstate.v1.InitNode
-	21, // 1: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
-	22, // 2: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
+	25, // 1: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
+	26, // 2: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
 	4,  // 3: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
-	23, // 4: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
+	27, // 4: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
 	6,  // 5: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
 	8,  // 6: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
 	12, // 7: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
-	19, // 8: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
-	1,  // 9: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
-	3,  // 10: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
-	5,  // 11: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
-	9,  // 12: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
-	11, // 13: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
-	14, // 14: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
-	16, // 15: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
-	18, // 16: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
-	2,  // 17: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
-	7,  // 18: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
-	6,  // 19: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
-	10, // 20: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
-	13, // 21: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
-	15, // 22: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
-	17, // 23: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
-	20, // 24: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
-	17, // [17:25] is the sub-list for method output_type
-	9,  // [9:17] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	19, // 8: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
+	20, // 9: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
+	23, // 10: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
+	1,  // 11: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
+	3,  // 12: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
+	5,  // 13: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
+	9,  // 14: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
+	11, // 15: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
+	14, // 16: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
+	16, // 17: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
+	18, // 18: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
+	22, // 19: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
+	2,  // 20: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
+	7,  // 21: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
+	6,  // 22: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
+	10, // 23: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
+	13, // 24: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
+	15, // 25: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
+	17, // 26: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
+	21, // 27: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
+	24, // 28: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
+	20, // [20:29] is the sub-list for method output_type
+	11, // [11:20] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_admin_proto_init() }
@@ -1560,7 +1826,7 @@ func file_keelstate_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_admin_proto_rawDesc), len(file_keelstate_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,6 +26,7 @@ const (
 	Admin_HashShard_FullMethodName      = "/keelstate.v1.Admin/HashShard"
 	Admin_SnapshotShard_FullMethodName  = "/keelstate.v1.Admin/SnapshotShard"
 	Admin_CompactShard_FullMethodName   = "/keelstate.v1.Admin/CompactShard"
+	Admin_ScrubShard_FullMethodName     = "/keelstate.v1.Admin/ScrubShard"
 	Admin_ListOperations_FullMethodName = "/keelstate.v1.Admin/ListOperations"
 )
 
@@ -47,6 +48,9 @@ type AdminClient interface {
 	HashShard(ctx context.Context, in *HashShardRequest, opts ...grpc.CallOption) (*HashShardResponse, error)
 	SnapshotShard(ctx context.Context, in *SnapshotShardRequest, opts ...grpc.CallOption) (*SnapshotShardResponse, error)
 	CompactShard(ctx context.Context, in *CompactShardRequest, opts ...grpc.CallOption) (*CompactShardResponse, error)
+	// ScrubShard makes every replica, one after the other, read all of its files
+	// and check them. A damaged one is rebuilt from its peers afterwards.
+	ScrubShard(ctx context.Context, in *ScrubShardRequest, opts ...grpc.CallOption) (*ScrubShardResponse, error)
 	ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error)
 }
 
@@ -128,6 +132,16 @@ func (c *adminClient) CompactShard(ctx context.Context, in *CompactShardRequest,
 	return out, nil
 }
 
+func (c *adminClient) ScrubShard(ctx context.Context, in *ScrubShardRequest, opts ...grpc.CallOption) (*ScrubShardResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScrubShardResponse)
+	err := c.cc.Invoke(ctx, Admin_ScrubShard_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListOperationsResponse)
@@ -156,6 +170,9 @@ type AdminServer interface {
 	HashShard(context.Context, *HashShardRequest) (*HashShardResponse, error)
 	SnapshotShard(context.Context, *SnapshotShardRequest) (*SnapshotShardResponse, error)
 	CompactShard(context.Context, *CompactShardRequest) (*CompactShardResponse, error)
+	// ScrubShard makes every replica, one after the other, read all of its files
+	// and check them. A damaged one is rebuilt from its peers afterwards.
+	ScrubShard(context.Context, *ScrubShardRequest) (*ScrubShardResponse, error)
 	ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
@@ -187,6 +204,9 @@ func (UnimplementedAdminServer) SnapshotShard(context.Context, *SnapshotShardReq
 }
 func (UnimplementedAdminServer) CompactShard(context.Context, *CompactShardRequest) (*CompactShardResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CompactShard not implemented")
+}
+func (UnimplementedAdminServer) ScrubShard(context.Context, *ScrubShardRequest) (*ScrubShardResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ScrubShard not implemented")
 }
 func (UnimplementedAdminServer) ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListOperations not implemented")
@@ -338,6 +358,24 @@ func _Admin_CompactShard_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ScrubShard_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScrubShardRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ScrubShard(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ScrubShard_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ScrubShard(ctx, req.(*ScrubShardRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ListOperations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListOperationsRequest)
 	if err := dec(in); err != nil {
@@ -390,6 +428,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CompactShard",
 			Handler:    _Admin_CompactShard_Handler,
+		},
+		{
+			MethodName: "ScrubShard",
+			Handler:    _Admin_ScrubShard_Handler,
 		},
 		{
 			MethodName: "ListOperations",

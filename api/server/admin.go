@@ -135,6 +135,25 @@ func (v *adminService) CompactShard(ctx context.Context, r *keelstatepb.CompactS
 	return &keelstatepb.CompactShardResponse{BytesBefore: before, BytesAfter: after}, nil
 }
 
+// ScrubShard implements the Admin service.
+func (v *adminService) ScrubShard(ctx context.Context, r *keelstatepb.ScrubShardRequest) (*keelstatepb.ScrubShardResponse, error) {
+	scrubs, err := v.s.backend.ScrubShard(ctx, base.GroupID(r.GetShard()))
+	if err != nil {
+		return nil, err
+	}
+	out := &keelstatepb.ScrubShardResponse{Shard: r.GetShard(), Clean: len(scrubs) > 0}
+	for i := range scrubs {
+		s := &scrubs[i]
+		p := &keelstatepb.ReplicaScrub{Node: string(s.Node), Replica: string(s.Replica), Bytes: s.Bytes, Micros: uint64(s.Took.Microseconds()), Error: s.Error}
+		for _, f := range s.Findings {
+			p.Findings = append(p.Findings, &keelstatepb.ScrubFinding{Part: f.Part, Detail: f.Detail})
+		}
+		out.Replicas = append(out.Replicas, p)
+		out.Clean = out.Clean && s.Error == "" && len(s.Findings) == 0
+	}
+	return out, nil
+}
+
 // ListOperations implements the Admin service.
 func (v *adminService) ListOperations(ctx context.Context, _ *keelstatepb.ListOperationsRequest) (*keelstatepb.ListOperationsResponse, error) {
 	ops, err := v.s.backend.Operations(ctx)

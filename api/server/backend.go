@@ -42,6 +42,7 @@ type Backend interface {
 	HashShard(ctx context.Context, shard base.GroupID) ([]cluster.ReplicaHash, error)
 	SnapshotShard(ctx context.Context, shard base.GroupID) (index, bytes uint64, err error)
 	CompactShard(ctx context.Context, shard base.GroupID) (before, after uint64, err error)
+	ScrubShard(ctx context.Context, shard base.GroupID) ([]cluster.ReplicaScrub, error)
 	Operations(ctx context.Context) ([]cluster.OperationInfo, error)
 }
 

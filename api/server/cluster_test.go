@@ -332,6 +332,12 @@ func (v *live) checkAdmin(t *testing.T) {
 	if s, err := v.admin.SnapshotShard(v.ctx, &keelstatepb.SnapshotShardRequest{Shard: v.route.Id}); err != nil || s.Index == 0 {
 		t.Errorf("snapshot: %v %v", s, err)
 	}
+	if s, err := v.admin.ScrubShard(v.ctx, &keelstatepb.ScrubShardRequest{Shard: v.route.Id}); err != nil || !s.Clean || len(s.Replicas) != 1 || s.Replicas[0].Bytes == 0 {
+		t.Errorf("scrub: %v %v", s, err)
+	}
+	if _, err := v.admin.ScrubShard(v.ctx, &keelstatepb.ScrubShardRequest{Shard: 99}); !errors.Is(apierr.FromError(err), base.ErrNotFound) {
+		t.Errorf("scrub of no shard: %v", err)
+	}
 	if _, err := v.admin.CompactShard(v.ctx, &keelstatepb.CompactShardRequest{Shard: v.route.Id}); err != nil {
 		t.Errorf("compact: %v", err)
 	}

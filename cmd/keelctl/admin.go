@@ -193,7 +193,7 @@ func (a *app) nodeCommand() *cobra.Command {
 
 func (a *app) shardCommand() *cobra.Command {
 	c := &cobra.Command{Use: "shard", Short: "Inspect and operate shards", Example: "  keelctl shard list"}
-	c.AddCommand(a.shardList(), a.shardTransfer(), a.shardHash(),
+	c.AddCommand(a.shardList(), a.shardTransfer(), a.shardHash(), a.shardScrub(),
 		a.shardJob("snapshot", "Take a snapshot of a shard at its leader", "Snapshot", a.snapshot),
 		a.shardJob("compact", "Compact a shard's store at every replica", "Compaction", a.compact))
 	return c
@@ -268,10 +268,19 @@ func (a *app) shardTransfer() *cobra.Command {
 }
 
 func (a *app) shardHash() *cobra.Command {
+	return a.onShards("hash", "Compare the content of the replicas of one shard or of all; exit 6 if they differ", a.hash)
+}
+
+func (a *app) shardScrub() *cobra.Command {
+	return a.onShards("scrub", "Read and check all files of the replicas of one shard or of all; exit 6 if damage is found", a.scrub)
+}
+
+// onShards is a command on one shard, or on all if none is named.
+func (a *app) onShards(verb, short string, do func(context.Context, []uint64) error) *cobra.Command {
 	return &cobra.Command{
-		Use: "hash [ID]", Short: "Compare the content of the replicas of one shard or of all; exit 6 if they differ",
+		Use: verb + " [ID]", Short: short,
 		Args:              cobra.MaximumNArgs(1),
-		Example:           "  keelctl shard hash\n  keelctl shard hash 2 -o json",
+		Example:           "  keelctl shard " + verb + "\n  keelctl shard " + verb + " 2 -o json",
 		ValidArgsFunction: a.completeShards,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := a.bounded(cmd.Context())
@@ -292,9 +301,47 @@ func (a *app) shardHash() *cobra.Command {
 					ids = append(ids, s.GetId())
 				}
 			}
-			return a.hash(ctx, ids)
+			return do(ctx, ids)
 		},
 	}
+}
+
+// scrub prints a line per replica. What is found is told in the line, and the
+// cluster mends it by itself.
+func (a *app) scrub(ctx context.Context, ids []uint64) error {
+	out := a.list("ReplicaScrub", "shard", "node", "replica", "bytes", "seconds", "findings", "error")
+	var dirty []string
+	for _, id := range ids {
+		var resp *keelstatepb.ScrubShardResponse
+		err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			resp, err = keelstatepb.NewAdminClient(conn).ScrubShard(ctx, &keelstatepb.ScrubShardRequest{Shard: id})
+			return err
+		}, slowCall)
+		if err != nil {
+			return err
+		}
+		if !resp.GetClean() {
+			dirty = append(dirty, strconv.FormatUint(id, 10))
+		}
+		for _, r := range resp.GetReplicas() {
+			findings := []string{}
+			for _, f := range r.GetFindings() {
+				findings = append(findings, f.GetPart()+": "+f.GetDetail())
+			}
+			if err := out.add(record{{name: "shard", value: id}, {name: "node", value: r.GetNode()}, {name: "replica", value: r.GetReplica()},
+				{name: "bytes", value: r.GetBytes()}, {name: "seconds", value: float64(r.GetMicros()) / 1e6},
+				{name: "findings", value: findings}, {name: "error", value: r.GetError()}}); err != nil {
+				return err
+			}
+		}
+	}
+	if err := out.end(); err != nil {
+		return err
+	}
+	if len(dirty) > 0 {
+		return &unhealthy{"replicas are damaged, or could not read everything, in shard " + strings.Join(dirty, ", ")}
+	}
+	return nil
 }
 
 func (a *app) hash(ctx context.Context, ids []uint64) error {

@@ -25,6 +25,7 @@ var columns = map[string]string{
 	"node list":         "id state alive grpc raft http zone",
 	"shard list":        "id lo hi leader replicas epoch birth",
 	"shard hash":        "shard node index content ops clockMs agree error",
+	"shard scrub":       "shard node replica bytes seconds findings error",
 	"shard transfer":    "shard leader",
 	"shard snapshot":    "shard index bytes",
 	"shard compact":     "shard bytesBefore bytesAfter",

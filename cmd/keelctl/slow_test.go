@@ -27,6 +27,11 @@ func (s *slowShards) HashShard(ctx context.Context, _ *keelstatepb.HashShardRequ
 	return &keelstatepb.HashShardResponse{Agree: true}, nil
 }
 
+func (s *slowShards) ScrubShard(ctx context.Context, _ *keelstatepb.ScrubShardRequest) (*keelstatepb.ScrubShardResponse, error) {
+	s.note(ctx)
+	return &keelstatepb.ScrubShardResponse{Clean: true}, nil
+}
+
 func (s *slowShards) SnapshotShard(ctx context.Context, _ *keelstatepb.SnapshotShardRequest) (*keelstatepb.SnapshotShardResponse, error) {
 	s.note(ctx)
 	return &keelstatepb.SnapshotShardResponse{}, nil
@@ -41,7 +46,7 @@ func (s *slowShards) CompactShard(ctx context.Context, _ *keelstatepb.CompactSha
 func TestOnlyTheTimeoutBoundsWorkOnAShard(t *testing.T) {
 	node := &slowShards{given: make(chan time.Duration, 8)}
 	on := serveAdmin(t, node)
-	for _, verb := range []string{"hash", "snapshot", "compact"} {
+	for _, verb := range []string{"hash", "scrub", "snapshot", "compact"} {
 		if code, _, stderr := keelctl(on, "shard", verb, "1", "--timeout", "10m"); code != exitDone {
 			t.Fatalf("shard %s: exit %d, %s", verb, code, stderr)
 		}

@@ -157,6 +157,9 @@ func (p *process) startNode() error {
 	if c.gossipAddr != "" {
 		o.Gossip = p.gossip
 	}
+	if o.ScrubInterval = c.scrubInterval; c.scrubInterval == 0 {
+		o.ScrubInterval = -1
+	}
 	if p.clock != nil {
 		o.WallClock = p.clock.Now
 	}

@@ -53,6 +53,7 @@ type config struct {
 	logFormat                                                    string
 	pprof, faultInjection                                        bool
 	drainTimeout                                                 time.Duration
+	scrubInterval                                                time.Duration // 0: off
 	// quick shortens what a node that is alone need not wait for.
 	quick bool
 
@@ -110,6 +111,7 @@ func nodeSettings() []setting {
 		{name: "zone", usage: "where this node is; replicas are spread over zones", set: text(func(c *config) *string { return &c.zone })},
 		{name: "pid-file", usage: "write the process id here while running", set: text(func(c *config) *string { return &c.pidFile })},
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
+		{name: "scrub-interval", def: "24h", usage: "how often each replica reads and checks all of its files, at most 16 MiB/s; 0: never by itself", set: setScrubInterval},
 	}, commonSettings("rocks", "1GiB", "info")...)
 }
 
@@ -155,6 +157,15 @@ func setDrainTimeout(c *config, v string) error {
 		return fmt.Errorf("%q is not a duration like 30s", v)
 	}
 	c.drainTimeout = d
+	return nil
+}
+
+func setScrubInterval(c *config, v string) error {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 || d > 0 && d < time.Second {
+		return fmt.Errorf("%q is not 0 or a duration of at least 1s, like 24h", v)
+	}
+	c.scrubInterval = d
 	return nil
 }
 
