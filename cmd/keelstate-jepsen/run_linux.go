@@ -64,6 +64,7 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.StringVar(&net, "net", string(host.NetAuto), "auto, namespaces or loopback")
 	f.StringVar(&disk, "disk", "auto", "auto, plain, fault, ext4 or tmpfs")
 	f.StringSliceVar(&o.Faults, "faults", nil, "kinds or names of faults; all that are possible here if none are given")
+	f.StringSliceVar(&o.Without, "without", nil, "kinds or names of faults to leave out")
 	f.StringSliceVar(&o.Workloads, "workloads", nil, "workloads; all if none are given")
 	f.Float64Var(&o.Rate, "rate", 400, "operations a second of each workload, at most")
 	f.IntVar(&o.Clients, "clients", 6, "clients; every second has connections that break")

@@ -40,6 +40,8 @@ type Options struct {
 	DiskBytes int64
 	// Faults are names or kinds; none means all that are possible here.
 	Faults []string
+	// Without are names or kinds that are left out of these.
+	Without []string
 	// Workloads are names; none means all.
 	Workloads []string
 	// Rate bounds each workload's operations a second; default 400.
@@ -135,7 +137,7 @@ func (o *Options) validate() error {
 func (o *Options) texts() map[string]string {
 	all := map[string]string{
 		"duration": o.Duration.String(), "episode": o.Episode.String(), "nodes": strconv.Itoa(o.Nodes), "shards": strconv.Itoa(o.Shards),
-		"engine": o.Engine, "memory": o.Memory, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","),
+		"engine": o.Engine, "memory": o.Memory, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","), "without": strings.Join(o.Without, ","),
 		"workloads": strings.Join(o.Workloads, ","), "rate": strconv.FormatFloat(o.Rate, 'g', -1, 64), "clients": strconv.Itoa(o.Clients),
 		"workers": strconv.Itoa(o.Workers), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
 	}

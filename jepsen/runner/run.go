@@ -152,6 +152,16 @@ func (r *run) chooseFaults() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, ErrUsage)
 	}
+	left, err := nemesis.Select(all, r.Without)
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, ErrUsage)
+	}
+	if len(r.Without) > 0 {
+		chosen = slices.DeleteFunc(slices.Clone(chosen), func(f nemesis.Fault) bool { return slices.Contains(left, f) })
+	}
+	if len(chosen) == 0 {
+		return usage("no fault is left")
+	}
 	r.faults = chosen
 	return nil
 }

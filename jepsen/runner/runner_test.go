@@ -176,6 +176,7 @@ func TestAlarms(t *testing.T) {
 		{"half a line with pa", check.Pass},
 		{"nic: runtime error\nmore\n", check.Fail},
 		{"no more\n", check.Pass},
+		{"keelstate-node: ./file.h:312: void f(): Assertion `true' failed.\n", check.Fail},
 		{strings.Repeat("x", 200_000) + "\nWARNING: DATA RACE\n", check.Fail},
 		{"", check.Pass},
 	} {

@@ -161,7 +161,7 @@ func judgeDeaths(deaths []host.Death, faults map[string]int) check.Result {
 }
 
 // alarms are texts of a log that a node must never write.
-var alarms = []string{"panic:", "fatal error:", "WARNING: DATA RACE", "unexpected fault address"}
+var alarms = []string{"panic:", "fatal error:", "WARNING: DATA RACE", "unexpected fault address", "Assertion `", "SIGABRT", "SIGSEGV"}
 
 // logWatch reads what nodes add to their logs.
 type logWatch struct {
