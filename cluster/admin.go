@@ -73,7 +73,7 @@ func (n *Node) serveAdmin() {
 		})
 	}
 	onShard(methodHash, func(ctx context.Context, r *replica, q shardRequest) (any, error) { return r.hashAt(ctx, q) })
-	onShard(methodTransfer, func(_ context.Context, r *replica, q shardRequest) (any, error) {
+	onShard(methodTransfer, func(ctx context.Context, r *replica, q shardRequest) (any, error) {
 		if _, err := r.leading(); err != nil {
 			return nil, err
 		}
