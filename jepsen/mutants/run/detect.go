@@ -177,20 +177,22 @@ func command(ctx context.Context, limit time.Duration, dir, name string, args ..
 	return buf.String(), code, err
 }
 
-var telling = regexp.MustCompile(`(?m)^.*(: fail: |--- FAIL|panic: |verdict.*fail|FINDING|differ|not start|a goroutine is left).*$`)
+// telling are the lines of a failure's output that tell something, the most first.
+var telling = []*regexp.Regexp{
+	regexp.MustCompile(`(?m)^.*: fail: .*$`),
+	regexp.MustCompile(`(?m)^.*(panic: |differ|does not start|ended itself|a goroutine is left|DATA RACE).*$`),
+	regexp.MustCompile(`(?m)^.*(: unknown: |verdict[=: ]*fail).*$`),
+	regexp.MustCompile(`(?m)^.*--- FAIL.*$`),
+}
 
 // evidence is the line of a failure's output that tells the most.
 func evidence(out string) string {
-	best := ""
-	for _, l := range telling.FindAllString(out, 40) {
-		if best == "" || strings.Contains(best, "--- FAIL") && !strings.Contains(l, "--- FAIL") {
-			best = l
+	for _, re := range telling {
+		if l := re.FindString(out); l != "" {
+			return short(l)
 		}
 	}
-	if best == "" {
-		best = lastLine(out)
-	}
-	return short(best)
+	return lastLine(out)
 }
 
 func lastLine(out string) string {

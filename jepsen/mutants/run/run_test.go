@@ -60,3 +60,14 @@ func TestBookCountsHarnessesOnly(t *testing.T) {
 		t.Errorf("after the simulation found it:\n%s", page)
 	}
 }
+
+// TestEvidenceIsTheCheckersWord: not the summary, and not go test's.
+func TestEvidenceIsTheCheckersWord(t *testing.T) {
+	out := "x: sim seed=1 ops=9 verdict=fail\n  sim_test.go:66: session: fail: 3 was applied twice\n--- FAIL: TestSimulation\nFAIL\n"
+	if got := evidence(out); got != "sim_test.go:66: session: fail: 3 was applied twice" {
+		t.Error(got)
+	}
+	if got := evidence("one\nlast\n"); got != "last" {
+		t.Error(got)
+	}
+}
