@@ -152,11 +152,11 @@ func (r *run) chooseFaults() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, ErrUsage)
 	}
-	left, err := nemesis.Select(all, r.Without)
-	if err != nil {
-		return fmt.Errorf("%w: %w", err, ErrUsage)
-	}
-	if len(r.Without) > 0 {
+	for _, w := range r.Without {
+		left, err := nemesis.Select(all, []string{w})
+		if err != nil {
+			r.note("nothing to leave out: %v", err) // it is missing here, or misspelt
+		}
 		chosen = slices.DeleteFunc(slices.Clone(chosen), func(f nemesis.Fault) bool { return slices.Contains(left, f) })
 	}
 	if len(chosen) == 0 {
