@@ -196,13 +196,23 @@ func (c *run) crash(drive func(ctx context.Context) error) {
 		c.t.Fatalf("nobody came to %s; the last try: %v%s", c.point, <-drivesUntil, c.hits())
 	}
 	for i := range c.n {
-		// One that ends at this moment needs no disarming.
-		if _, err := c.call(i, http.MethodDelete, ""); err != nil && !c.ended(i) {
-			c.t.Logf("disarming %s: %v", c.n[i].id, err)
+		// One that cannot be asked is ending at this moment.
+		if _, err := c.call(i, http.MethodDelete, ""); err != nil {
+			select {
+			case <-c.n[i].gone:
+			case <-time.After(20 * time.Second):
+				c.t.Fatalf("disarming %s: %v", c.n[i].id, err)
+			}
 		}
 	}
 	<-drivesUntil
 	c.reap()
+	// Another may have come to the point just before it was disarmed.
+	pause(c.t.Context(), time.Duration(100+c.r.IntN(1000))*time.Millisecond)
+	c.reap()
+	for _, i := range c.died {
+		c.start(i)
+	}
 }
 
 func (c *run) justDied() (which []int) {
@@ -214,7 +224,7 @@ func (c *run) justDied() (which []int) {
 	return which
 }
 
-// reap starts every node again that ended, and fails if it did not end at the
+// reap notes every node that has ended, and fails if it did not end at the
 // point, by its own hand.
 func (c *run) reap() {
 	c.t.Helper()
@@ -228,12 +238,6 @@ func (c *run) reap() {
 		}
 		n.cmd = nil
 		c.died = append(c.died, i)
-	}
-	pause(c.t.Context(), time.Duration(c.r.IntN(1000))*time.Millisecond)
-	for _, i := range c.died {
-		if c.n[i].cmd == nil {
-			c.start(i)
-		}
 	}
 }
 
