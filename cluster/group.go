@@ -50,6 +50,7 @@ type group struct {
 
 	life struct {
 		sync.Mutex
+		started bool  // raft's goroutines were started
 		running bool  // raft was started and not asked to stop
 		refused error // why the log or the term guard asked to stop
 		closing bool  // no goroutine may be added to wg any more
@@ -147,14 +148,14 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 	}
 	g.wire, g.changed, g.applied, g.stopped = wire, h.changed, h.applied, h.stopped
 	g.ended = make(chan struct{})
-	r, err := raft.NewRaft(conf, h.fsm, logs, g.guard, h.snaps, wire)
+	r, err := newRaft(conf, h.fsm, quietLogs{logs, g}, quietTerms{g.guard, g}, h.snaps, wire)
 	if err != nil {
 		return errors.Join(fmt.Errorf("starting raft of group %s: %w", g.id, err), wire.Close())
 	}
 	g.raft = r
 	g.reads = newReadIndexer(g.ctx, g.confirm)
 	g.life.Lock()
-	g.life.running = true
+	g.life.started, g.life.running = true, true
 	refused := g.life.refused
 	g.life.Unlock()
 	if refused != nil { // the log failed while raft was starting

@@ -421,6 +421,9 @@ func (n *Node) logCorrupt(g base.GroupID, err error) {
 		n.mu.Lock()
 		r := n.mu.replicas[g]
 		n.mu.Unlock()
+		if r == nil && g != base.SystemGroup {
+			return // it is being opened, which fails by the same error
+		}
 		if r == nil {
 			n.fatal(fmt.Errorf("the log of %s: %w", g, err))
 			return

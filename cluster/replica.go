@@ -118,6 +118,9 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 	if err != nil {
 		r.writes.close()
 		r.closeStore()
+		if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) {
+			return r, r.markDamaged(rec.ID, self.ReplicaID, err.Error())
+		}
 		return nil, err
 	}
 	return r, nil
