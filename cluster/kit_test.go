@@ -61,17 +61,21 @@ func (k *kit) declare() {
 		{&k.maps, state.Declaration{Name: "maps", Kind: state.KindMap, UserKeyType: keygroup.String, ValueType: keygroup.String}},
 	} {
 		d.Keyspace, d.KeyType = "kit", keygroup.String
-		got, _, rev, err := k.Node(k.Running()[0]).Declare(ctx, d.Declaration)
-		if err != nil {
-			k.t.Fatalf("declaring %s: %v", d.Name, err)
+		k.Eventually("state "+d.Name+" is declared", func() error { // again is the same
+			got, _, rev, err := k.Node(k.Running()[0]).Declare(ctx, d.Declaration)
+			if err == nil {
+				*d.id, k.rev = got.ID, rev
+			}
+			return err
+		})
+	}
+	k.Eventually("a session is open", func() error { // one that may be open as well harms nobody
+		id, rev, _, err := k.Node(k.Running()[0]).OpenSession(ctx, time.Minute)
+		if err == nil {
+			k.session, k.rev = id, max(k.rev, rev)
 		}
-		*d.id, k.rev = got.ID, rev
-	}
-	id, rev, _, err := k.Node(k.Running()[0]).OpenSession(ctx, time.Minute)
-	if err != nil {
-		k.t.Fatalf("opening a session: %v", err)
-	}
-	k.session, k.rev = id, max(k.rev, rev)
+		return err
+	})
 }
 
 func (k *kit) ctx() context.Context {

@@ -182,7 +182,7 @@ func TestOldRaftLogIsNeverFollowedWhereverItsExchangeStops(t *testing.T) {
 // do, start after start, until it is gone.
 func TestRaftLogThatCannotBeKeptAsideStopsTheNode(t *testing.T) {
 	for _, cause := range []error{syscall.EBUSY, syscall.EIO} {
-		t.Run(cause.Error(), func(t *testing.T) {
+		t.Run(strings.ReplaceAll(cause.Error(), "/", " or "), func(t *testing.T) {
 			k := newLogKit(t)
 			k.setBoots(1)
 			for range 3 {

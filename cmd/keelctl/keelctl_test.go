@@ -74,7 +74,7 @@ var lines = [][]string{
 	{"reducing", "add", "k", "r", "5", "--key", "x", "--namespace", "w1"},
 	{"merge-namespaces", "k", "r", "--key", "x", "--namespace", "w", "--source", "w1", "--source-void"},
 	{"keys", "k", "v"}, {"scan", "k", "m"},
-	{"shard", "hash"}, {"shard", "snapshot", "1"}, {"shard", "compact", "1"}, {"shard", "transfer", "1", "--to", "n1"},
+	{"shard", "hash"}, {"shard", "snapshot", "1"}, {"shard", "compact", "1"}, {"shard", "scrub", "1"}, {"shard", "transfer", "1", "--to", "n1"},
 	{"list", "update", "k", "l", "z", "--key", "x"},
 	{"value", "clear", "k", "v", "--key", "x"}, {"list", "clear", "k", "l", "--key", "x"}, {"map", "clear", "k", "m", "--key", "x"},
 	{"reducing", "clear", "k", "r", "--key", "x"}, {"aggregating", "clear", "k", "a", "--key", "x"},
