@@ -278,8 +278,11 @@ func (k *kit) generation(node int) uint64 {
 	return 0
 }
 
+// engines are those that eachEngine runs on; under the race detector only mem.
+var engines = []string{"mem", "rocks"}
+
 func eachEngine(t *testing.T, f func(t *testing.T, engine string)) {
-	for _, e := range []string{"mem", "rocks"} {
+	for _, e := range engines {
 		t.Run(e, func(t *testing.T) { f(t, e) })
 	}
 }
