@@ -61,7 +61,7 @@ func TestCrashAtEveryFailpoint(t *testing.T) {
 	}
 	begin, done := time.Now(), 0
 	for i, name := range points {
-		if !*long && time.Since(begin) > 45*time.Second && done > 0 {
+		if !*long && time.Since(begin) > 25*time.Second && done > 0 {
 			t.Logf("%d of %d points, for lack of time", done, len(points))
 			break
 		}

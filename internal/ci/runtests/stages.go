@@ -37,10 +37,10 @@ var concurrent = []string{
 func stages() []stage {
 	return []stage{
 		{"checks", "go vet, gofmt, layering and dependency rules", 6 * time.Minute, true, runChecks},
-		{"unit", "all packages", 10 * time.Minute, true, runUnit},
-		{"race", "the concurrent packages under the race detector", 10 * time.Minute, true, runRace},
+		{"unit", "all packages", 13 * time.Minute, true, runUnit},
+		{"race", "the concurrent packages under the race detector", 13 * time.Minute, true, runRace},
 		{"meta", "random operations against a model", 6 * time.Minute, true, runMeta},
-		{"crash", "tests that crash or kill what they test", 6 * time.Minute, true, runCrash},
+		{"crash", "tests that crash or kill what they test", 8 * time.Minute, true, runCrash},
 		{"chaos", "simulated clusters, and real ones under faults", 8 * time.Minute, true, runChaos},
 		{"demo", "three nodes, the flights job, a killed leader", 6 * time.Minute, true, runDemo},
 		{"fuzz", "each fuzz target for a while", 60 * time.Minute, false, runFuzz},
