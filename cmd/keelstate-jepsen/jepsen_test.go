@@ -83,6 +83,20 @@ func TestCheckExitCodes(t *testing.T) {
 	}
 }
 
+// A workload that did nothing in the run has not passed when it is judged again.
+func TestCheckKeepsWhatDidNothing(t *testing.T) {
+	dir := folder(t, 0, check.Pass)
+	r, err := report.LoadRun(dir)
+	must(t, err)
+	r.Episodes[0].Results = append(r.Episodes[0].Results, check.Result{Name: "bank", Verdict: check.Unknown, Text: "it did nothing"})
+	r.Episodes[0].Judge()
+	r.Judge()
+	must(t, r.Save(dir))
+	if code, out, _ := command(t, "check", dir); code != exitUndecided || !strings.Contains(out, "did nothing") {
+		t.Errorf("code %d:\n%s", code, out)
+	}
+}
+
 func TestCheckLeavesTheFolderAlone(t *testing.T) {
 	dir := folder(t, 7, check.Pass)
 	before, err := os.ReadFile(filepath.Join(dir, report.RunFile))

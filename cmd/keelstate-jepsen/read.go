@@ -84,16 +84,20 @@ func again(cmd *cobra.Command, run *report.Run, dir string, limit time.Duration)
 		if err != nil {
 			return err
 		}
-		results := check.Judge(h, check.Options{Limit: limit})
+		var workloads []string
+		var others []check.Result
+		for _, old := range e.Results {
+			if _, checked := check.For(old.Name); checked {
+				workloads = append(workloads, old.Name)
+			} else {
+				others = append(others, old)
+			}
+		}
+		results := check.Judge(h, check.Options{Limit: limit}, workloads...)
 		if !h.Complete {
 			results = append(results, check.Result{Name: "history", Verdict: check.Unknown, Text: "it ends early"})
 		}
-		for _, old := range e.Results {
-			if _, checked := check.For(old.Name); !checked {
-				results = append(results, old)
-			}
-		}
-		e.Results = results
+		e.Results = append(results, others...)
 		e.Judge()
 	}
 	return nil

@@ -92,6 +92,35 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// CK3: a workload that was wanted and is not in the history has not passed.
+func TestJudgeMissesWhatIsWanted(t *testing.T) {
+	h := &history.History{Ops: []history.Op{{ID: 1, Process: 1, Workload: "register", F: "read", Key: "k", Invoke: 1, Return: 2, Outcome: history.OK}}}
+	got := Judge(h, Options{}, "register", "bank")
+	if len(got) != 2 || got[0].Name != "bank" || got[0].Verdict != Unknown || got[1].Verdict != Pass {
+		t.Errorf("%+v", got)
+	}
+}
+
+// CK3: acknowledged writes that nobody ever looks at prove nothing, whatever the
+// workload.
+func TestUnseenWritesProveNothing(t *testing.T) {
+	for _, w := range worlds {
+		var writes, all []*history.Op
+		for _, op := range w.generate(rng(3), 3, 60, 0) {
+			all = append(all, op)
+			if !looks(op) {
+				writes = append(writes, op)
+			}
+		}
+		if res := w.checker.Check(all, Options{}); res.Verdict != Pass {
+			t.Errorf("%s with reads: %s: %s", res.Name, res.Verdict, res.Text)
+		}
+		if res := w.checker.Check(writes, Options{}); len(writes) == 0 || res.Verdict != Unknown {
+			t.Errorf("%s without reads: %s: %s", res.Name, res.Verdict, res.Text)
+		}
+	}
+}
+
 // A failure is kept whatever else there is to say.
 func TestDetailsAreBounded(t *testing.T) {
 	j := &judge{}

@@ -54,7 +54,7 @@ func TestListCases(t *testing.T) {
 		"two readers, one after other":  {[]*history.Op{add(1, 20, 1), did("append", "b", ints(1), nil, 1, 20), many("read", 2, 9, ints(1), nil), many("read", 2, 9, ints(1), ints(1))}, Pass},
 		"the workload repeats itself":   {[]*history.Op{add(1, 2, 1), add(3, 4, 1)}, Unknown},
 		"another word":                  {[]*history.Op{add(1, 2, 1), did("pop", "a", nil, nil, 3, 4)}, Unknown},
-		"an unknown read says nothing":  {[]*history.Op{add(1, 2, 1), r(3, 0)}, Pass},
+		"an unknown read says nothing":  {[]*history.Op{add(1, 2, 1), r(3, 0)}, Unknown},
 		"an empty list is a good list":  {[]*history.Op{r(1, 2), add(3, 4, 1)}, Pass},
 		"failed, and its number unused": {[]*history.Op{failed(add(1, 2, 1)), add(3, 4, 2), r(5, 6, 2)}, Pass},
 	}.run(t, List{})

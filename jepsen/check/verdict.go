@@ -106,19 +106,26 @@ func For(workload string) (Checker, bool) {
 	return nil, false
 }
 
-// Judge checks a history: one result for each workload in it, sorted by name.
-// A workload without a checker is Unknown.
-func Judge(h *history.History, o Options) []Result {
+// Judge checks a history: one result for each workload in it, and for each that
+// is wanted, sorted by name. A workload without a checker is Unknown, and so is
+// one that is wanted and did nothing.
+func Judge(h *history.History, o Options, wanted ...string) []Result {
 	by := map[string][]*history.Op{}
 	for i := range h.Ops {
 		op := &h.Ops[i]
 		by[op.Workload] = append(by[op.Workload], op)
 	}
+	names := append(h.Workloads(), wanted...)
+	slices.Sort(names)
 	var all []Result
-	for _, w := range h.Workloads() {
-		if c, ok := For(w); ok {
+	for _, w := range slices.Compact(names) {
+		c, ok := For(w)
+		switch {
+		case len(by[w]) == 0:
+			all = append(all, Result{Name: w, Verdict: Unknown, Text: "it did nothing"})
+		case ok:
 			all = append(all, c.Check(by[w], o))
-		} else {
+		default:
 			all = append(all, Result{Name: w, Verdict: Unknown, Text: "there is no checker for this workload"})
 		}
 	}
@@ -142,11 +149,12 @@ func check(name string, ops []*history.Op, o Options, body func(j *judge)) Resul
 	start := time.Now()
 	j := &judge{Result: Result{Name: name}, o: o.withDefaults()}
 	j.deadline = start.Add(j.o.Limit)
-	levels := true
+	levels, looked := true, false
 	for _, op := range ops {
 		switch op.Outcome {
 		case history.OK:
 			j.OK++
+			looked = looked || looks(op)
 		case history.Fail:
 			j.Failed++
 		default:
@@ -161,13 +169,21 @@ func check(name string, ops []*history.Op, o Options, body func(j *judge)) Resul
 		if !levels {
 			j.undecided("", nil, "it has reads of a level without a rule (CK5)")
 		}
-		if j.OK == 0 {
+		switch {
+		case j.OK == 0:
 			j.undecided("", nil, "no operation succeeded: nothing is proved")
+		case !looked:
+			j.undecided("", nil, "nobody saw what the operations did: nothing is proved")
 		}
 	}
 	j.finish()
 	j.Elapsed = time.Since(start)
 	return j.Result
+}
+
+// looks says that an operation's result tells something of the state.
+func looks(op *history.Op) bool {
+	return slices.Contains([]string{"read", "get", "scan", "cas", "create"}, op.F)
 }
 
 func (j *judge) finish() {
