@@ -147,12 +147,18 @@ func (w *workshop) build(ctx context.Context, e *entry, args ...string) bool {
 // verdict and that this was a failure (MU2).
 func (e *entry) judge(failed bool, err error, out string) {
 	switch {
+	case failed && noVerdict.MatchString(out) && !strings.Contains(out, "verdict=fail"):
+		e.Verdict, e.Text = undecided, evidence(out)
 	case failed:
 		e.Verdict, e.Text = caught, evidence(out)
 	case err != nil:
 		e.Verdict, e.Text = undecided, err.Error()
 	}
 }
+
+// noVerdict is in the output of tests that failed because they did not come to a
+// verdict: their checkers could not decide, or their own time was over.
+var noVerdict = regexp.MustCompile(`(?m)verdict=unknown|^panic: test timed out`)
 
 // command runs a program in a process group of its own, which is killed at the
 // limit. code is the program's exit code, -1 if it has none.

@@ -19,6 +19,10 @@ func TestOnlyAVerdictCounts(t *testing.T) {
 	}{
 		{"passes", "exit 0", missed, time.Minute},
 		{"fails", "echo '--- FAIL: TestX'; exit 1", caught, time.Minute},
+		{"cannot decide", "echo 'sim seed=1 verdict=unknown'; echo '--- FAIL: TestX'; exit 1", undecided, time.Minute},
+		{"cannot decide one seed of two", "echo 'sim seed=1 verdict=unknown'; echo 'sim seed=2 verdict=fail'; exit 1", caught, time.Minute},
+		{"runs out of its own time", "echo 'panic: test timed out after 3m0s'; exit 1", undecided, time.Minute},
+		{"panics", "echo 'panic: nil map'; exit 1", caught, time.Minute},
 		{"is killed", "kill -9 $$", undecided, time.Minute},
 		{"hangs", "sleep 60 & wait", undecided, 100 * time.Millisecond},
 	} {
