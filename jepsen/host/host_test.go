@@ -254,6 +254,48 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+// TestDeaths: a node that is asked to stop and ends with an error, or ends by
+// itself before it is killed, has died; one that ends as it is told has not.
+func TestDeaths(t *testing.T) {
+	f := fleet(t, Options{Net: NetLoopback, Nodes: 1})
+	n := f.Nodes[0]
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	again := func() {
+		must(t, n.Start())
+		listening(t, n)
+	}
+	stop := func(want int) {
+		t.Helper()
+		if code, err := n.Stop(ctx); code != want || err != nil {
+			t.Errorf("stopped with code %d: %v", code, err)
+		}
+	}
+	deaths := func(want ...int) {
+		t.Helper()
+		var codes []int
+		for _, d := range n.Deaths() {
+			codes = append(codes, d.Code)
+		}
+		if !slices.Equal(codes, want) {
+			t.Errorf("deaths with codes %v, want %v", codes, want)
+		}
+	}
+	stop(0)
+	again()
+	must(t, n.Kill())
+	deaths()
+	again()
+	order(t, n, time.Second, "end-with 3") // when it is asked to stop
+	stop(3)
+	deaths(3)
+	again()
+	order(t, n, time.Second, "end-now 4")
+	must(t, await(5*time.Second, "it has ended", func() bool { _, ended := n.Ended(); return ended }))
+	must(t, n.Kill())
+	deaths(3, 4)
+}
+
 // TestGroups: quotas, limits and the freezer have their effect.
 func TestGroups(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 1, Groups: true}, CapCPU, CapMemory, CapBlkio, CapFreezer)

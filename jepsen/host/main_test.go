@@ -25,11 +25,12 @@ import (
 // over a unix socket, which no fault of the network reaches.
 func TestMain(m *testing.M) {
 	if socket := os.Getenv("KEELJ_TEST_SOCKET"); socket != "" {
-		if err := fakeNode(socket); err != nil {
+		code, err := fakeNode(socket)
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
-		os.Exit(0)
+		os.Exit(code)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -38,9 +39,11 @@ func TestMain(m *testing.M) {
 type fake struct {
 	data     string
 	received atomic.Int64 // datagrams
+	code     atomic.Int64 // with which it ends when it is asked to
 }
 
-func fakeNode(socket string) error {
+// fakeNode runs until SIGTERM and returns its exit code.
+func fakeNode(socket string) (int, error) {
 	flag := func(name string) string {
 		for i, arg := range os.Args {
 			if arg == "--"+name {
@@ -53,22 +56,22 @@ func fakeNode(socket string) error {
 	signal.Notify(term, syscall.SIGTERM)
 	f := &fake{data: flag("data-dir")}
 	if err := os.MkdirAll(f.data, 0o755); err != nil {
-		return err
+		return 0, err
 	}
 	echo, err := net.Listen("tcp", flag("raft-addr"))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	udp, err := net.ListenPacket("udp", flag("gossip-addr"))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if err := os.RemoveAll(socket); err != nil {
-		return err
+		return 0, err
 	}
 	orders, err := net.Listen("unix", socket)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	go serve(echo, func(line string) string { return line })
 	go serve(orders, f.obey)
@@ -81,7 +84,7 @@ func fakeNode(socket string) error {
 		}
 	}()
 	<-term
-	return nil
+	return int(f.code.Load()), nil
 }
 
 func serve(l net.Listener, answer func(string) string) {
@@ -149,6 +152,13 @@ func (f *fake) obey(line string) string {
 			return "error " + err.Error()
 		}
 		return time.Since(began).String()
+	case "end-with": // CODE, when it is asked to end
+		n, _ := strconv.Atoi(word[1])
+		f.code.Store(int64(n))
+		return "ok"
+	case "end-now": // CODE
+		n, _ := strconv.Atoi(word[1])
+		os.Exit(n)
 	case "take": // BYTES of memory
 		n, _ := strconv.Atoi(word[1])
 		taken := make([]byte, n)

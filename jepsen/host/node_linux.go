@@ -47,9 +47,10 @@ type Node struct {
 	}
 }
 
-// Death is the end of a node's process that the harness did not ask for. Faults
-// of disk and memory bring some (exit code 70; signal "killed" by the kernel); any
-// other is a finding.
+// Death is the end of a node's process that the harness did not ask for, or not
+// in this way: a node that is asked to stop ends with code 0. Faults of disk and
+// memory bring some (exit code 70; signal "killed" by the kernel); any other is a
+// finding.
 type Death struct {
 	Node string    `json:"node"`
 	Time time.Time `json:"time"`
@@ -62,8 +63,24 @@ type Death struct {
 type process struct {
 	cmd  *exec.Cmd
 	gone chan struct{} // closed when it has ended and was waited for
-	// asked is set before the harness ends it.
-	asked atomic.Bool
+	// killing and stopping are set before the harness kills it, or asks it to end.
+	killing, stopping atomic.Bool
+}
+
+// asAsked says that a process ended as the harness asked it to. What ends by
+// itself a moment before it is killed, or with an error when it is asked to stop,
+// did not.
+func (p *process) asAsked() bool {
+	ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	switch {
+	case !ok:
+		return false
+	case ws.Signaled():
+		// A process that has just begun does not catch SIGTERM yet.
+		return ws.Signal() == syscall.SIGKILL && p.killing.Load() || ws.Signal() == syscall.SIGTERM && p.stopping.Load()
+	default:
+		return p.stopping.Load() && ws.ExitStatus() == 0
+	}
 }
 
 func (p *process) ended() bool {
@@ -105,7 +122,7 @@ func (n *Node) Start() error {
 	p := &process{cmd: cmd, gone: make(chan struct{})}
 	n.fleet.wg.Go(func() {
 		_ = cmd.Wait() // how it ended is in its state and its log
-		if !p.asked.Load() {
+		if !p.asAsked() {
 			n.noteDeath(cmd)
 		}
 		close(p.gone)
@@ -129,7 +146,8 @@ func (n *Node) noteDeath(cmd *exec.Cmd) {
 	n.deaths.list = append(n.deaths.list, d)
 }
 
-// Deaths are the ends of the node's processes that the harness did not ask for.
+// Deaths are the ends of the node's processes that the harness did not ask for
+// (see Death).
 func (n *Node) Deaths() []Death {
 	n.deaths.Lock()
 	defer n.deaths.Unlock()
@@ -194,7 +212,7 @@ func (n *Node) Stop(ctx context.Context) (int, error) {
 	if p == nil {
 		return 0, nil
 	}
-	p.asked.Store(true)
+	p.stopping.Store(true)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return 0, fmt.Errorf("stopping %s: %w", n.ID, err)
 	}
@@ -220,7 +238,7 @@ func (n *Node) killLocked() error {
 	if p == nil {
 		return nil
 	}
-	p.asked.Store(true)
+	p.killing.Store(true)
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("killing %s: %w", n.ID, err)
 	}
