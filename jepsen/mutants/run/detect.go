@@ -40,11 +40,21 @@ type entry struct {
 // workshop is where one mutant is built and run.
 type workshop struct {
 	o       options
+	name    string
 	dir     string
 	overlay string
 }
 
 func newWorkshop(o options, m *mutants.Mutant) (*workshop, error) {
+	name := controlName
+	if m != nil {
+		name = m.Name
+	}
+	if o.keep != "" {
+		if err := os.MkdirAll(o.keep, 0o755); err != nil {
+			return nil, err
+		}
+	}
 	dir, err := os.MkdirTemp("", "keelstate-mutant-")
 	if err != nil {
 		return nil, err
@@ -53,7 +63,7 @@ func newWorkshop(o options, m *mutants.Mutant) (*workshop, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return &workshop{o: o, dir: dir, overlay: overlay}, nil
+	return &workshop{o: o, name: name, dir: dir, overlay: overlay}, nil
 }
 
 func (w *workshop) close() {
@@ -87,6 +97,7 @@ func (w *workshop) unit(ctx context.Context, m *mutants.Mutant, e *entry) {
 	began := time.Now()
 	out, code, err := command(ctx, w.o.unitLimit, filepath.Join(w.o.root, m.UnitPackage), bin, "-test.run", m.UnitRE, "-test.failfast", "-test.timeout", w.o.unitLimit.String())
 	e.Seconds = time.Since(began).Seconds()
+	w.keepOutput("unit", out)
 	e.judge(code == 1 || code == 2, err, out)
 }
 
@@ -104,9 +115,10 @@ func (w *workshop) simulate(ctx context.Context, e *entry) {
 			return
 		}
 		e.Seed = strconv.FormatUint(w.o.firstSeed+uint64(k), 10)
-		out, code, err := command(ctx, left, filepath.Join(w.o.root, "internal", "sim"), bin, "-test.run", "^TestSimulation$", "-test.timeout", w.o.simLimit.String(),
-			"-sim.seeds", e.Seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim"))
+		out, code, err := command(ctx, left, filepath.Join(w.o.root, "internal", "sim"), bin, "-test.run", "^TestSimulation$", "-test.v", "-test.timeout", w.o.simLimit.String(),
+			"-sim.kind", w.o.kind, "-sim.seeds", e.Seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim"))
 		e.Seconds = time.Since(began).Seconds()
+		w.keepOutput("sim-"+e.Seed, out)
 		if e.judge(code == 1 || code == 2, err, out); e.Verdict != missed {
 			return
 		}
@@ -128,11 +140,26 @@ func (w *workshop) jepsen(ctx context.Context, m *mutants.Mutant, e *entry) {
 	began := time.Now()
 	out, code, err := command(ctx, w.o.jepsenLimit, w.dir, filepath.Join(w.dir, "keelstate-jepsen"), args...)
 	e.Seconds = time.Since(began).Seconds()
+	w.keepOutput("jepsen", out)
 	if code > 0 && code != exitVerdictFail {
 		e.Verdict, e.Text = undecided, fmt.Sprintf("exit %d: %s", code, lastLine(out))
 		return
 	}
-	e.judge(code == exitVerdictFail, err, out)
+	if e.judge(code == exitVerdictFail, err, out); e.Verdict == caught {
+		if said := runSaid(filepath.Join(w.dir, "run")); said != nil {
+			e.Text = tell(said)
+		}
+	}
+}
+
+// keepOutput leaves what a detector printed where -keep says.
+func (w *workshop) keepOutput(detector, out string) {
+	if w.o.keep == "" {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(w.o.keep, w.name+"-"+detector+".log"), []byte(out), 0o644); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants: keeping the output:", err)
+	}
 }
 
 func (w *workshop) build(ctx context.Context, e *entry, args ...string) bool {
@@ -181,35 +208,4 @@ func command(ctx context.Context, limit time.Duration, dir, name string, args ..
 		return buf.String(), -1, fmt.Errorf("%s: %w", filepath.Base(name), ctx.Err())
 	}
 	return buf.String(), code, err
-}
-
-// telling are the lines of a failure's output that tell something, the most first.
-var telling = []*regexp.Regexp{
-	regexp.MustCompile(`(?m)^.*: fail: .*$`),
-	regexp.MustCompile(`(?m)^.*(panic: |differ|does not start|ended itself|a goroutine is left|DATA RACE).*$`),
-	regexp.MustCompile(`(?m)^.*(: unknown: |verdict[=: ]*fail).*$`),
-	regexp.MustCompile(`(?m)^.*--- FAIL.*$`),
-}
-
-// evidence is the line of a failure's output that tells the most.
-func evidence(out string) string {
-	for _, re := range telling {
-		if l := re.FindString(out); l != "" {
-			return short(l)
-		}
-	}
-	return lastLine(out)
-}
-
-func lastLine(out string) string {
-	lines := strings.Split(strings.TrimSpace(out), "\n")
-	return short(lines[len(lines)-1])
-}
-
-func short(s string) string {
-	s = strings.Join(strings.Fields(s), " ")
-	if r := []rune(s); len(r) > 160 {
-		return string(r[:160]) + "…"
-	}
-	return s
 }

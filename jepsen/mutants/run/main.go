@@ -27,6 +27,7 @@ import (
 // options are the command line.
 type options struct {
 	root, only, by   string
+	kind, keep       string
 	control          bool
 	seeds            int
 	firstSeed        uint64
@@ -46,6 +47,8 @@ func main() {
 	flag.StringVar(&o.by, "by", "unit,sim,jepsen", "detectors, in order of their cost")
 	flag.BoolVar(&o.control, "control", true, "first run without a mutant")
 	flag.Uint64Var(&o.firstSeed, "first-seed", 1, "first seed of the detectors")
+	flag.StringVar(&o.kind, "kind", "storms", "-sim.kind of the simulation")
+	flag.StringVar(&o.keep, "keep", "", "a directory where what the detectors print is kept")
 	flag.IntVar(&o.seeds, "seeds", 6, "seeds of the simulation for each mutant")
 	flag.Float64Var(&o.hours, "hours", 0.1, "simulated hours of each seed")
 	flag.DurationVar(&o.simLimit, "sim-limit", 5*time.Minute, "bound of the simulation of one mutant")
@@ -145,11 +148,12 @@ func judge(ctx context.Context, o options, m *mutants.Mutant, by []string, b *bo
 		return err
 	}
 	defer w.close()
+	found := !o.again && b.found(m)
 	for _, name := range by {
 		if name == "sim" && !m.BySim || name == "jepsen" && !m.ByJepsen || !o.again && b.has(m.Name, name) {
 			continue
 		}
-		if o.stopAtEnd && b.found(m) {
+		if o.stopAtEnd && found {
 			break
 		}
 		e := w.detect(ctx, name, m)
@@ -159,6 +163,7 @@ func judge(ctx context.Context, o options, m *mutants.Mutant, by []string, b *bo
 		if err := b.add(m.Name, e); err != nil {
 			return err
 		}
+		found = found || name != "unit" && e.Verdict == caught
 	}
 	return nil
 }

@@ -65,13 +65,22 @@ func TestBookCountsHarnessesOnly(t *testing.T) {
 	}
 }
 
-// TestEvidenceIsTheCheckersWord: not the summary, and not go test's.
+// TestEvidenceIsTheCheckersWord: the anomaly that a checker names, with the lines
+// that explain it; not the summary, not who else failed, not go test's.
 func TestEvidenceIsTheCheckersWord(t *testing.T) {
-	out := "x: sim seed=1 ops=9 verdict=fail\n  sim_test.go:66: session: fail: 3 was applied twice\n--- FAIL: TestSimulation\nFAIL\n"
-	if got := evidence(out); got != "sim_test.go:66: session: fail: 3 was applied twice" {
+	out := "=== RUN   TestSimulation\n    sim_test.go:61: sim seed=1 ops=9 verdict=fail\n    sim_test.go:66: hashes: fail: at 7 [{Verdict:fail}]\n" +
+		"    sim_test.go:66: session: fail: 3 was applied twice:\n        first here,\n        then there [{Verdict:fail Key:x}]\n    sim_test.go:70: replicas differ\n" +
+		"--- FAIL: TestSimulation\nFAIL\n"
+	if got, want := evidence(out), "session: fail: 3 was applied twice: first here, then there (and hashes)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := evidence("    sim_test.go:61: sim verdict=fail\n    sim_test.go:70: replicas of g1 differ: x\n"); got != "replicas of g1 differ: x" {
 		t.Error(got)
 	}
 	if got := evidence("one\nlast\n"); got != "last" {
+		t.Error(got)
+	}
+	if got := tell([]string{"liveness: fail: no leader", "list: fail: 5 is lost"}); got != "list: fail: 5 is lost (and liveness)" {
 		t.Error(got)
 	}
 }
