@@ -53,17 +53,32 @@ func diskFaults(e *Env) []*fault {
 	}
 }
 
-// withRule injects a rule into the disks of nodes.
+// withRule injects a rule into the disks of nodes. Its heal tells how many calls
+// it hit; it is idle if there was none.
 func withRule(nodes []*host.Node, description string, rule faultfs.Rule) (*Injection, error) {
-	ids := make(map[*host.Node]int)
-	return inject(nodes, description, func(n *host.Node) error {
+	ids, hits := make(map[*host.Node]int), 0
+	in, err := inject(nodes, description, func(n *host.Node) error {
 		id, err := n.Disk.Fault.Inject(rule)
 		ids[n] = id
 		return err
 	}, func(n *host.Node) error {
-		_, err := n.Disk.Fault.Remove(ids[n]) // 0 is no rule
+		got, err := n.Disk.Fault.Remove(ids[n]) // 0 is no rule
+		hits += got                             // 0 for one that was removed before
 		return err
 	})
+	if err != nil {
+		return nil, err
+	}
+	heal, told := in.Heal, false
+	in.Heal = func(ctx context.Context) error {
+		err := heal(ctx)
+		if err == nil && !told {
+			told, in.Idle = true, hits == 0
+			in.add(fmt.Sprintf("it hit %d calls", hits))
+		}
+		return err
+	}
+	return in, nil
 }
 
 func (e *Env) slowDisk(_ context.Context, rnd *rand.Rand) (*Injection, error) {
@@ -153,13 +168,15 @@ func (e *Env) rebooted(in *Injection, nodes []*host.Node, seed uint64) *Injectio
 		if err := heal(ctx); err != nil || done {
 			return err
 		}
-		in.Outcome = "it had not ended by itself"
+		outcome := "it had not ended by itself"
 		if code, ended := nodes[0].Ended(); ended {
-			in.Outcome = fmt.Sprintf("it had ended by itself, with code %d", code)
+			outcome = fmt.Sprintf("it had ended by itself, with code %d", code)
 		}
 		release := e.holdDown(nodes)
 		_, err := e.Fleet.PowerLoss(nodes, faultfs.DropAll, seed)
-		done = err == nil
+		if done = err == nil; done {
+			in.add(outcome)
+		}
 		return errors.Join(err, release())
 	}
 	return in
@@ -223,7 +240,8 @@ func (e *Env) lyingFsync(_ context.Context, rnd *rand.Rand) (*Injection, error) 
 			if err != nil {
 				return errors.Join(err, hold())
 			}
-			lost, release, in.Outcome = true, hold, reports[0].String()
+			lost, release = true, hold
+			in.add(reports[0].String())
 		}
 		if err := honest(ctx); err != nil {
 			return err

@@ -15,13 +15,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/keelstate/keelstate/jepsen/faultfs"
 	"github.com/keelstate/keelstate/jepsen/host"
 )
 
-// fakeClock remembers what it was told.
-type fakeClock struct{ set map[string]string }
+// fakeClock remembers what it was told. Only so many nodes take a wrong time, if
+// that is above 0.
+type fakeClock struct {
+	set   map[string]string
+	takes int
+}
 
 func (c *fakeClock) Set(_ context.Context, n *host.Node, offset time.Duration, ppm int64) error {
+	if c.takes > 0 && len(c.set) == c.takes && (offset != 0 || ppm != 0) {
+		return errors.New("it takes no clock")
+	}
 	c.set[n.ID] = fmt.Sprint(offset, ppm)
 	return nil
 }
@@ -75,8 +83,20 @@ func stopped(n *host.Node) bool {
 	return err == nil && strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')')+1:]), " T")
 }
 
-// effective says why a fault that was injected shows no effect, or nil.
-func effective(f *host.Fleet, fault Fault, in *Injection, clock *fakeClock) error {
+// lies counts the fsyncs of which the disks lied.
+func lies(f *host.Fleet) (n int64) {
+	for _, node := range f.Nodes {
+		if node.Disk.Fault != nil {
+			st, _ := node.Disk.Fault.Stats()
+			n += st.Lies
+		}
+	}
+	return n
+}
+
+// effective says why a fault that was injected shows no effect, or nil. Before it
+// the disks had lied so many times.
+func effective(f *host.Fleet, fault Fault, in *Injection, clock *fakeClock, lied int64) error {
 	var target *host.Node
 	for _, id := range in.Targets {
 		if n := f.Node(id); n != nil {
@@ -106,8 +126,7 @@ func effective(f *host.Fleet, fault Fault, in *Injection, clock *fakeClock) erro
 	case KindFsyncError:
 		_, ok = target.Ended()
 	case KindLyingFsync:
-		st, _ := target.Disk.Fault.Stats()
-		ok = st.Lies > 0
+		ok = lies(f) > lied
 	case KindSlowDisk, KindReadError:
 		if target.Disk.Fault != nil {
 			return rules(true)
@@ -160,7 +179,7 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 	nodes := map[host.DiskKind]int{host.DiskPlain: 5}[disk] // for the ring; else the default
 	f := fakeFleet(t, host.Options{Nodes: nodes, Disk: disk, DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
 		host.CapNetns, host.CapNft, host.CapTC, host.CapTun, host.CapFuse, host.CapLoop, host.CapCPU, host.CapMemory, host.CapBlkio, host.CapFreezer)
-	env, clock := NewEnv(f, 1), &fakeClock{map[string]string{}}
+	env, clock := NewEnv(f, 1), &fakeClock{set: map[string]string{}}
 	env.Clock = clock
 	faults, missing := Catalogue(env)
 	t.Logf("%d faults; missing:\n%s", len(faults), strings.Join(missing, "\n"))
@@ -178,6 +197,7 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 		}
 		seen[fault.Name()] = true
 		for seed := range uint64(2) {
+			lied := lies(f)
 			in, err := fault.Inject(t.Context(), rand.New(rand.NewPCG(seed, 1)))
 			if errors.Is(err, ErrNotNow) && fault.Kind() == KindMemory {
 				continue
@@ -189,11 +209,14 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 			if in.Description == "" || len(in.Targets) == 0 {
 				t.Errorf("%s: %+v", fault.Name(), in)
 			}
-			eventually(t, func() error { return effective(f, fault, in, clock) })
+			eventually(t, func() error { return effective(f, fault, in, clock, lied) })
 			must(t, in.Heal(t.Context()))
 			must(t, in.Heal(t.Context()))
 			if fault.Kind() == KindFsyncError && !strings.Contains(in.Outcome, "with code 70") || fault.Kind() == KindLyingFsync && in.Outcome == "" {
 				t.Errorf("%s: outcome %q", fault.Name(), in.Outcome)
+			}
+			if in.Idle && slices.Contains([]Kind{KindFsyncError, KindLyingFsync, KindTransfer}, fault.Kind()) {
+				t.Errorf("%s counts as idle: %s", fault.Name(), in.Outcome)
 			}
 			eventually(t, func() error { return clean(f, clock) })
 		}
@@ -206,6 +229,62 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 	for _, d := range env.Deaths() {
 		if d.Code != 70 && d.Signal != "killed" {
 			t.Errorf("%+v", d)
+		}
+	}
+}
+
+// TestIdle: a fault that nothing met is no injection.
+func TestIdle(t *testing.T) {
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskFault}, host.CapFuse)
+	slow := func(path string) *Injection {
+		in, err := withRule(f.Nodes, "slow", faultfs.Rule{Ops: []faultfs.Op{faultfs.OpWrite}, Path: path, Delay: time.Millisecond})
+		must(t, err)
+		return in
+	}
+	idle, met := slow("no-such-file"), slow("*")
+	eventually(t, func() error {
+		if hits, err := f.Nodes[0].Disk.Fault.Hits(2); err != nil || hits == 0 { // the second of this disk
+			return fmt.Errorf("%d hits: %w", hits, err)
+		}
+		return nil
+	})
+	for _, in := range []*Injection{idle, met, idle, met} {
+		must(t, in.Heal(t.Context()))
+	}
+	if !idle.Idle || met.Idle || idle.Outcome != "it hit 0 calls" || strings.Count(met.Outcome, "hit") != 1 {
+		t.Errorf("idle: %v %q; met: %v %q", idle.Idle, idle.Outcome, met.Idle, met.Outcome)
+	}
+	counts := Count([]Record{{Kind: KindSlowDisk, Idle: true}, {Kind: KindSlowDisk}, {Kind: KindSlowDisk, Skipped: "x"}})
+	if counts[KindSlowDisk] != 1 {
+		t.Errorf("counted: %v", counts)
+	}
+}
+
+// TestClocksTogether: if one of several nodes takes no wrong time, none keeps it.
+func TestClocksTogether(t *testing.T) {
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 3})
+	env, clock := NewEnv(f, 1), &fakeClock{set: map[string]string{}, takes: 2}
+	env.Clock = clock
+	for seed := uint64(0); len(clock.set) < clock.takes; seed++ { // until all nodes are meant
+		in, err := env.clockStep(t.Context(), rand.New(rand.NewPCG(seed, 1)))
+		if err == nil {
+			must(t, in.Heal(t.Context()))
+			clear(clock.set)
+		}
+	}
+	for id, set := range clock.set {
+		if set != "0s 0" {
+			t.Errorf("the clock of %s: %s", id, set)
+		}
+	}
+}
+
+// TestRing: a node of a ring sees a majority, and no more than that takes.
+func TestRing(t *testing.T) {
+	for nodes := 5; nodes < 20; nodes++ {
+		sees := func(sight int) bool { return 2*sight+1 > nodes/2 }
+		if sight := ringSight(nodes); !sees(sight) || sees(sight-1) {
+			t.Errorf("of %d nodes one sees %d to either side", nodes, sight)
 		}
 	}
 }

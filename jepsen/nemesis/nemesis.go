@@ -57,6 +57,17 @@ type Injection struct {
 	Heal func(context.Context) error
 	// Outcome is set by Heal where only then something can be told.
 	Outcome string
+	// Idle is set where nothing met the fault: no call came to the disk that would
+	// have failed, or the order was refused. It does not count as injected.
+	Idle bool
+}
+
+// add appends to the outcome.
+func (in *Injection) add(outcome string) {
+	if in.Outcome != "" {
+		outcome = in.Outcome + "; " + outcome
+	}
+	in.Outcome = outcome
 }
 
 func newInjection(targets []string, description string, heal func(context.Context) error) *Injection {

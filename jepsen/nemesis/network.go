@@ -149,12 +149,16 @@ func scatterShape(_ context.Context, _ *rand.Rand, c *cuts, nodes []string) ([]s
 	return nodes, "no node sees another", failed
 }
 
+// ringSight is how far a node of a ring sees in either direction, so that with
+// itself it sees a majority.
+func ringSight(nodes int) int { return (nodes/2 + 1) / 2 }
+
 // ringShape: every node sees a majority, and no two see the same.
 func ringShape(_ context.Context, _ *rand.Rand, c *cuts, nodes []string) ([]string, string, error) {
 	var failed error
 	for i := range nodes {
 		for j := i + 1; j < len(nodes); j++ {
-			if apart := min(j-i, len(nodes)-j+i); apart > (len(nodes)-1)/4 {
+			if apart := min(j-i, len(nodes)-j+i); apart > ringSight(len(nodes)) {
 				failed = errors.Join(failed, c.between(nodes[i:i+1], nodes[j:j+1]))
 			}
 		}

@@ -73,14 +73,16 @@ func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 	if len(others) == 0 {
 		return nil, fmt.Errorf("there is nobody to lead but %s: %w", leaders[shard], ErrNotNow)
 	}
-	outcome := "done"
+	outcome, idle := "done", false
 	if _, err := e.Fleet.Ctl(ctx, "shard", "transfer", strconv.Itoa(shard), "--to", others[0], "--timeout", "5s"); err != nil {
 		// Under other faults this is nothing special.
-		outcome = "it failed: " + err.Error()
+		outcome, idle = "it failed: "+err.Error(), true
 	}
-	return newInjection([]string{leaders[shard], others[0]},
+	in := newInjection([]string{leaders[shard], others[0]},
 		fmt.Sprintf("transfer of shard %d from %s to %s: %s", shard, leaders[shard], others[0], outcome),
-		func(context.Context) error { return nil }), nil
+		func(context.Context) error { return nil })
+	in.Idle = idle
+	return in, nil
 }
 
 // committedWithout asks for hashes of all replicas, for which every shard commits
@@ -150,20 +152,11 @@ func (e *Env) clocks(ctx context.Context, rnd *rand.Rand, what string, offset ti
 	if rnd.IntN(4) == 0 {
 		nodes = e.all(rnd)
 	}
-	in, err := inject(nodes, what+" on "+list(names(nodes)), func(n *host.Node) error { return e.Clock.Set(ctx, n, offset, ppm) },
-		func(*host.Node) error { return nil })
-	if err != nil {
-		return nil, err
-	}
-	in.Heal = func(ctx context.Context) error {
-		var failed error
-		for _, n := range nodes {
-			// A node that is down has the true clock when it starts.
-			if n.Running() {
-				failed = errors.Join(failed, e.Clock.Set(ctx, n, 0, 0))
+	return inject(nodes, what+" on "+list(names(nodes)), func(n *host.Node) error { return e.Clock.Set(ctx, n, offset, ppm) },
+		func(n *host.Node) error {
+			if !n.Running() {
+				return nil // it has the true clock when it starts
 			}
-		}
-		return failed
-	}
-	return in, nil
+			return e.Clock.Set(healContext(ctx), n, 0, 0)
+		})
 }

@@ -61,9 +61,11 @@ type Record struct {
 	Description string    `json:"description,omitempty"`
 	Begin       time.Time `json:"begin"`
 	End         time.Time `json:"end"`
-	// Skipped says why it was not injected, Error what failed.
+	// Skipped says why it was not injected, Error what failed. Idle is that of the
+	// injection.
 	Skipped string `json:"skipped,omitempty"`
 	Error   string `json:"error,omitempty"`
+	Idle    bool   `json:"idle,omitempty"`
 }
 
 // String is a line of a log.
@@ -238,7 +240,7 @@ func (s *Scheduler) inject(ctx context.Context, n int, d draw) *force {
 	in, err := d.fault.Inject(ctx, rand.New(rand.NewPCG(d.seed, 0)))
 	switch {
 	case err == nil:
-		r.Targets, r.Description = in.Targets, in.Description
+		r.Targets, r.Description, r.Idle = in.Targets, in.Description, in.Idle
 	case errors.Is(err, ErrNotNow) || ctx.Err() != nil:
 		r.Skipped, r.End = err.Error(), time.Now()
 	default:
@@ -267,7 +269,7 @@ func (s *Scheduler) heal(ctx context.Context, f *force) {
 	}
 	s.mu.Lock()
 	r := &s.mu.records[f.record]
-	r.End = time.Now()
+	r.End, r.Idle = time.Now(), f.in.Idle
 	if f.in.Outcome != "" {
 		r.Description += "; " + f.in.Outcome
 	}
@@ -285,11 +287,11 @@ func (s *Scheduler) tell(r Record) {
 	}
 }
 
-// Count counts the injections that took place, by kind.
+// Count counts the injections that took place and were not idle, by kind.
 func Count(records []Record) map[Kind]int {
 	counts := make(map[Kind]int)
 	for _, r := range records {
-		if r.Skipped == "" && r.Error == "" {
+		if r.Skipped == "" && r.Error == "" && !r.Idle {
 			counts[r.Kind]++
 		}
 	}
