@@ -47,7 +47,7 @@ func diskFaults(e *Env) []*fault {
 		{name: "read-error", kind: KindReadError, inject: e.readError, lacks: faulty},
 		{name: "power-loss-one", kind: KindPowerLoss, inject: e.powerLoss(always(e.one)), lacks: faulty},
 		{name: "power-loss-minority", kind: KindPowerLoss, inject: e.powerLoss(always(e.some)), lacks: faulty},
-		{name: "power-loss-all", kind: KindPowerLoss, inject: e.powerLoss(always(e.all)), lacks: faulty},
+		{name: "power-loss-all", kind: KindPowerLoss, halts: true, inject: e.powerLoss(always(e.all)), lacks: faulty},
 		{name: "lying-fsync", kind: KindLyingFsync, alone: true, inject: e.lyingFsync, lacks: faulty},
 		{name: "bit-flip", kind: KindBitFlip, inject: e.bitFlip},
 	}

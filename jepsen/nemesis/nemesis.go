@@ -81,6 +81,9 @@ type Fault interface {
 	Kind() Kind
 	// Alone says that no other fault may be in force at the same time.
 	Alone() bool
+	// Halts says that nobody is served while it is in force: it then lasts a
+	// quarter of the time, for the rest would show nothing new.
+	Halts() bool
 	// Inject injects it as rnd says. With an error nothing is left in force.
 	Inject(ctx context.Context, rnd *rand.Rand) (*Injection, error)
 }
@@ -259,6 +262,7 @@ type fault struct {
 	name   string
 	kind   Kind
 	alone  bool
+	halts  bool
 	inject func(ctx context.Context, rnd *rand.Rand) (*Injection, error)
 	// lacks is why it cannot be injected here, nil if it can.
 	lacks error
@@ -272,6 +276,9 @@ func (f *fault) Kind() Kind { return f.kind }
 
 // Alone implements Fault.
 func (f *fault) Alone() bool { return f.alone }
+
+// Halts implements Fault.
+func (f *fault) Halts() bool { return f.halts }
 
 // Inject implements Fault.
 func (f *fault) Inject(ctx context.Context, rnd *rand.Rand) (*Injection, error) {

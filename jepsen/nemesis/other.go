@@ -23,7 +23,7 @@ func otherFaults(e *Env) []*fault {
 	return []*fault{
 		{name: "cpu-one", kind: KindCPU, inject: e.starve(always(e.one)), lacks: e.groupLacks(host.CapCPU)},
 		{name: "cpu-leader", kind: KindCPU, inject: e.starve(e.leader), lacks: e.groupLacks(host.CapCPU)},
-		{name: "cpu-all", kind: KindCPU, inject: e.starve(always(e.all)), lacks: e.groupLacks(host.CapCPU)},
+		{name: "cpu-all", kind: KindCPU, halts: true, inject: e.starve(always(e.all)), lacks: e.groupLacks(host.CapCPU)},
 		{name: "out-of-memory", kind: KindMemory, inject: e.outOfMemory, lacks: e.groupLacks(host.CapMemory)},
 		{name: "transfer", kind: KindTransfer, inject: e.transfer},
 		{name: "clock-step", kind: KindClock, inject: e.clockStep, lacks: clockLacks},

@@ -26,14 +26,14 @@ func processFaults(e *Env) []*fault {
 		{name: "kill-one", kind: KindKill, inject: e.kill(one)},
 		{name: "kill-leader", kind: KindKill, inject: e.kill(e.leader)},
 		{name: "kill-minority", kind: KindKill, inject: e.kill(some)},
-		{name: "kill-all", kind: KindKill, inject: e.kill(all)},
+		{name: "kill-all", kind: KindKill, halts: true, inject: e.kill(all)},
 		{name: "restart-one", kind: KindRestart, inject: e.restart(one)},
 		{name: "restart-minority", kind: KindRestart, inject: e.restart(some)},
-		{name: "restart-all", kind: KindRestart, inject: e.restart(all)},
+		{name: "restart-all", kind: KindRestart, halts: true, inject: e.restart(all)},
 		{name: "pause-one", kind: KindPause, inject: e.pause(one)},
 		{name: "pause-leader", kind: KindPause, inject: e.pause(e.leader)},
 		{name: "pause-minority", kind: KindPause, inject: e.pause(some)},
-		{name: "pause-all", kind: KindPause, inject: e.pause(all)},
+		{name: "pause-all", kind: KindPause, halts: true, inject: e.pause(all)},
 		frozen,
 	}
 }

@@ -152,6 +152,9 @@ func (s *Scheduler) plan(n int) step {
 	}
 	p.healOrder = rnd.Perm(len(p.draws))
 	p.hold, p.gap = between(s.opts.MinHold, s.opts.MaxHold), between(s.opts.MinGap, s.opts.MaxGap)
+	if slices.ContainsFunc(p.draws, func(d draw) bool { return d.fault.Halts() }) {
+		p.hold = s.opts.MinHold + (p.hold-s.opts.MinHold)/4
+	}
 	return p
 }
 

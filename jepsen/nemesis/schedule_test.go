@@ -32,6 +32,7 @@ type pretend struct {
 	name   string
 	kind   Kind
 	alone  bool
+	halts  bool
 	clumsy bool
 	fails  error
 }
@@ -39,6 +40,7 @@ type pretend struct {
 func (p *pretend) Name() string { return p.name }
 func (p *pretend) Kind() Kind   { return p.kind }
 func (p *pretend) Alone() bool  { return p.alone }
+func (p *pretend) Halts() bool  { return p.halts }
 
 func (p *pretend) Inject(_ context.Context, rnd *rand.Rand) (*Injection, error) {
 	if p.fails != nil {
@@ -129,6 +131,27 @@ func TestSchedule(t *testing.T) {
 		t.Error("one seed, two schedules")
 	} else if other := run(8); slices.Equal(one, other) {
 		t.Error("two seeds, one schedule")
+	}
+}
+
+// A step with a fault that halts everything is short, with or without others.
+func TestHaltsAreShort(t *testing.T) {
+	w, faults := newWorld(t)
+	faults = append(faults, &pretend{w: w, name: "halt", kind: "h", halts: true})
+	s, err := NewScheduler(nil, faults, Options{Seed: 3, MinHold: time.Second, MaxHold: 9 * time.Second, Composed: 0.5})
+	must(t, err)
+	var longest, longestHalt time.Duration
+	halts := 0
+	for n := range 500 {
+		p := s.plan(n)
+		if slices.ContainsFunc(p.draws, func(d draw) bool { return d.fault.Name() == "halt" }) {
+			halts++
+			longestHalt = max(longestHalt, p.hold)
+		}
+		longest = max(longest, p.hold)
+	}
+	if halts < 50 || longestHalt > 3*time.Second || longestHalt < 2*time.Second || longest < 8*time.Second {
+		t.Errorf("%d steps that halt, for %s at most; all for %s at most", halts, longestHalt, longest)
 	}
 }
 

@@ -126,7 +126,7 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 		stores = append(stores, s)
 	}
 	for n, name := range e.Workloads {
-		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate})
+		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch})
 		// Each workload begins with another client, so that all are used alike.
 		if err := w.Setup(ctx, append(append([]workload.Client(nil), stores[n%len(stores):]...), stores[:n%len(stores)]...), e.rec); err != nil {
 			return fmt.Errorf("workload %s: %w", name, err)

@@ -44,8 +44,13 @@ type Options struct {
 	Without []string
 	// Workloads are names; none means all.
 	Workloads []string
-	// Rate bounds each workload's operations a second; default 400.
+	// Rate bounds each workload's operations a second; default 4000.
 	Rate float64
+	// Keys is how many keys each workload uses at a time; default 64.
+	Keys int
+	// Batch is how many operations go in one call at most; default 32, 1 for
+	// none. Each is judged by itself.
+	Batch int
 	// Clients is how many clients there are, every second with connections that
 	// break; default 6. Workers is how many each workload has; default 6.
 	Clients, Workers int
@@ -76,7 +81,9 @@ func (o *Options) ensureDefaults() {
 	def(&o.First, 1)
 	def(&o.Nodes, 3)
 	def(&o.Shards, 2)
-	def(&o.Rate, 400)
+	def(&o.Rate, 4000)
+	def(&o.Keys, 64)
+	def(&o.Batch, 32)
 	def(&o.Clients, 6)
 	def(&o.Workers, 6)
 	def(&o.CheckLimit, 2*time.Minute)
@@ -116,8 +123,8 @@ func (o *Options) validate() error {
 	if o.Nodes < 1 || o.Nodes > 100 || o.Shards < 1 || o.Shards > 1000 {
 		bad = append(bad, usage("nodes must be 1 to 100, and shards 1 to 1000"))
 	}
-	if o.First < 1 || o.Rate <= 0 || o.Clients < 1 || o.Workers < 1 || o.CheckLimit < 0 {
-		bad = append(bad, usage("the first episode, the rate, clients and workers must be positive"))
+	if o.First < 1 || o.Rate <= 0 || o.Keys < 1 || o.Batch < 1 || o.Batch > 1000 || o.Clients < 1 || o.Workers < 1 || o.CheckLimit < 0 {
+		bad = append(bad, usage("the first episode, the rate, keys, clients and workers must be positive, and a batch is 1 to 1000"))
 	}
 	for _, name := range o.Workloads {
 		if _, ok := workload.New(name, workload.Config{}); !ok {
@@ -139,7 +146,7 @@ func (o *Options) texts() map[string]string {
 		"duration": o.Duration.String(), "episode": o.Episode.String(), "nodes": strconv.Itoa(o.Nodes), "shards": strconv.Itoa(o.Shards),
 		"engine": o.Engine, "memory": o.Memory, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","), "without": strings.Join(o.Without, ","),
 		"workloads": strings.Join(o.Workloads, ","), "rate": strconv.FormatFloat(o.Rate, 'g', -1, 64), "clients": strconv.Itoa(o.Clients),
-		"workers": strconv.Itoa(o.Workers), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
+		"workers": strconv.Itoa(o.Workers), "keys": strconv.Itoa(o.Keys), "batch": strconv.Itoa(o.Batch), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
 	}
 	for k, v := range all {
 		if v == "" {

@@ -77,6 +77,8 @@ func TestOptions(t *testing.T) {
 		{"shards", func(o *Options) { o.Shards = -1 }},
 		{"first", func(o *Options) { o.First = -1 }},
 		{"rate", func(o *Options) { o.Rate = -1 }},
+		{"keys", func(o *Options) { o.Keys = -1 }},
+		{"batch", func(o *Options) { o.Batch = 1001 }},
 		{"workload", func(o *Options) { o.Workloads = []string{"register", "nonsense"} }},
 		{"net", func(o *Options) { o.Net = "nonsense" }},
 		{"disk", func(o *Options) { o.Disk = "nonsense" }},

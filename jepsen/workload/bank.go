@@ -42,7 +42,7 @@ func (b *Bank) Run(ctx context.Context, n int) {
 		default:
 			b.transfer(ctx, w, key)
 		}
-	})
+	}, nil)
 }
 
 // open opens a bank. One that may or may not be open is left alone.

@@ -25,7 +25,7 @@ func TestRealCluster(t *testing.T) {
 		}
 		clients = append(clients, stores)
 	}
-	h := drive(t, All(Config{Keys: 4, OpsPerKey: 150, Rate: 300, Timeout: 300 * time.Millisecond}), clients, 3, 6*time.Second, func() {
+	h := drive(t, All(Config{Keys: 8, OpsPerKey: 150, Rate: 300, Batch: 6, Timeout: 300 * time.Millisecond}), clients, 3, 6*time.Second, func() {
 		for n := range 2 {
 			<-time.After(time.Second)
 			c.Stop(n)

@@ -20,4 +20,7 @@
 //	JW4  An operation has a time limit and is not cut short by the end of the
 //	     run. The rate is bounded, whatever the errors.
 //	JW5  Final reads every key that was used, until it succeeds.
+//	JW6  Operations that are sent together are recorded apart, as open at once,
+//	     and each is judged by its own answer. A worker sends none together
+//	     after a call that did not succeed.
 package workload

@@ -29,6 +29,11 @@ type Config struct {
 	Rate float64
 	// Timeout is the limit of one operation; 0 is 2 s.
 	Timeout time.Duration
+	// Batch is how many operations a worker sends in one call at most, where a
+	// client has Batches; 0 and 1 are for none. About every second call is a
+	// batch while calls are answered; after one that was not, single operations
+	// follow, so that few are unknown (JW6).
+	Batch int
 }
 
 func (c Config) withDefaults() Config {
@@ -132,6 +137,10 @@ type worker struct {
 	client  Client
 	process int64
 	rng     *rand.Rand
+	// processes are those of the operations of a batch.
+	processes []int64
+	// answered says that the last call succeeded.
+	answered bool
 }
 
 func (d *driver) worker(n int) *worker {
@@ -141,11 +150,19 @@ func (d *driver) worker(n int) *worker {
 	}
 }
 
-// loop calls f at the rate until ctx ends.
-func (d *driver) loop(ctx context.Context, n int, f func(w *worker)) {
+// loop calls one, or all with the size of a batch, at the rate until ctx ends.
+// Where all is nil there are no batches.
+func (d *driver) loop(ctx context.Context, n int, one func(w *worker), all func(w *worker, size int)) {
 	w := d.worker(n)
-	for d.pace.wait(ctx) {
-		f(w)
+	for d.pace.wait(ctx, 1) {
+		if all == nil || d.cfg.Batch < 2 || w.client.Batches == nil || !w.answered || w.rng.IntN(2) == 0 {
+			one(w)
+			continue
+		}
+		size := 2 + w.rng.IntN(d.cfg.Batch-1)
+		if d.pace.wait(ctx, size-1) {
+			all(w, size)
+		}
 	}
 }
 
@@ -160,6 +177,7 @@ func (w *worker) do(ctx context.Context, op history.Op, write bool, f func(ctx c
 	result, err := f(ctx)
 	done := DoneOf(result, err, write)
 	w.rec.Complete(call, done)
+	w.answered = done.Outcome == history.OK
 	if done.Outcome == history.Unknown {
 		w.process = w.rec.NewProcess() // JW2
 	}
@@ -242,16 +260,16 @@ type pacer struct {
 	next time.Time
 }
 
-// wait waits for the next moment, false if ctx ends first. Moments that nobody
-// took are not made up for.
-func (p *pacer) wait(ctx context.Context) bool {
+// wait waits for the next moment and takes n of them, false if ctx ends first.
+// Moments that nobody took are not made up for.
+func (p *pacer) wait(ctx context.Context, n int) bool {
 	p.mu.Lock()
 	now := time.Now()
 	if p.next.Before(now) {
 		p.next = now
 	}
 	at := p.next
-	p.next = p.next.Add(p.interval)
+	p.next = p.next.Add(time.Duration(n) * p.interval)
 	p.mu.Unlock()
 	if at.After(now) {
 		timer := time.NewTimer(at.Sub(now))

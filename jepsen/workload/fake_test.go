@@ -35,7 +35,7 @@ func newFake(seed uint64, lossy int, fault string) *fake {
 }
 
 func (f *fake) client() Client {
-	return Client{fakeRegisters{f}, fakeCounters{f}, fakeLists{f}, fakeMaps{f}, fakeBanks{f}, fakeSessions{f}}
+	return Client{fakeRegisters{f}, fakeCounters{f}, fakeLists{f}, fakeMaps{f}, fakeBanks{f}, fakeSessions{f}, fakeBatches{f}}
 }
 
 var (
@@ -285,4 +285,77 @@ func (f fakeSessions) Append(_ context.Context, key string, session, n int64) fu
 
 func (f fakeSessions) Read(_ context.Context, key string) ([]int64, error) {
 	return run(f.fake, func() []int64 { return f.lists[key] })
+}
+
+// fakeBatches are two requests, as if there were two shards.
+type fakeBatches struct{ *fake }
+
+func (f fakeBatches) Write(_ context.Context, changes []Change) []error {
+	errs := make([]error, len(changes))
+	for shard := range 2 {
+		_, err := run(f.fake, func() bool {
+			for i, c := range changes {
+				if int(c.Key[len(c.Key)-1])%2 == shard && !f.bad("a change of a batch is lost") {
+					f.change(c)
+					if i > 0 && f.bad("a change of a batch is applied twice") {
+						f.change(c)
+					}
+				}
+			}
+			return true
+		})
+		for i, c := range changes {
+			if int(c.Key[len(c.Key)-1])%2 == shard {
+				errs[i] = err
+			}
+		}
+	}
+	return errs
+}
+
+func (f fakeBatches) change(c Change) {
+	switch {
+	case c.State == StateRegister:
+		f.values[c.Key] = c.Value
+	case c.State == StateCounter:
+		f.sums[c.Key] += c.Value
+	case c.State == StateList:
+		f.old[c.Key] = f.lists[c.Key]
+		f.lists[c.Key] = append(slices.Clone(f.lists[c.Key]), c.Elements...)
+	case c.Remove:
+		delete(f.maps[c.Key], c.UserKey)
+	default:
+		if f.maps[c.Key] == nil {
+			f.maps[c.Key] = map[int64]int64{}
+		}
+		f.maps[c.Key][c.UserKey] = c.Value
+	}
+}
+
+func (f fakeBatches) Read(_ context.Context, queries []Query) []Answer {
+	answers, err := run(f.fake, func() []Answer {
+		out := make([]Answer, len(queries))
+		for i, q := range queries {
+			a := &out[i]
+			switch q.State {
+			case StateRegister:
+				a.Value, a.Found = f.values[q.Key]
+			case StateCounter:
+				a.Value, a.Found = f.sums[q.Key]
+			default:
+				a.Value, a.Found = f.maps[q.Key][q.UserKey]
+			}
+			if i > 0 && f.bad("answers of a batch are mixed up") {
+				out[i-1].Value, a.Value = a.Value, out[i-1].Value
+			}
+		}
+		return out
+	})
+	if err != nil {
+		answers = make([]Answer, len(queries))
+		for i := range answers {
+			answers[i].Err = err
+		}
+	}
+	return answers
 }

@@ -34,7 +34,7 @@ func (s *Session) Run(ctx context.Context, n int) {
 	}
 	label, number := s.labels.Add(1), int64(0)
 	w := s.worker(n)
-	for s.pace.wait(ctx) {
+	for s.pace.wait(ctx, 1) {
 		key, _ := s.keys.take(w.rng.IntN(s.cfg.Keys))
 		if w.rng.IntN(100) < 15 {
 			s.read(ctx, w, key)
@@ -44,7 +44,7 @@ func (s *Session) Run(ctx context.Context, n int) {
 		for size := 1 + w.rng.IntN(depth); len(round) < size; {
 			number++
 			round = append(round, s.start(ctx, w, processes[len(round)], key, label, number))
-			if len(round) < size && !s.pace.wait(ctx) {
+			if len(round) < size && !s.pace.wait(ctx, 1) {
 				break
 			}
 		}

@@ -72,6 +72,8 @@ type Client struct {
 	Maps      Maps
 	Banks     Banks
 	Sessions  Sessions
+	// Batches is nil where there are none.
+	Batches Batches
 }
 
 // Keyspace is where the workloads' states are.
@@ -100,6 +102,7 @@ func NewClient(ctx context.Context, c *keel.Client) (Client, error) {
 	return Client{
 		Registers: registers{value}, Counters: counters{sum}, Lists: lists{c, list},
 		Maps: maps{entries}, Banks: banks{c, accounts}, Sessions: sessions{c, numbers},
+		Batches: batches{c, value, sum, lists{c, list}, entries},
 	}, nil
 }
 

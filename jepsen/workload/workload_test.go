@@ -72,8 +72,14 @@ func fakeClients(f *fake) []Client { return []Client{f.client(), f.client()} }
 
 // All workloads over an honest cluster that loses requests and answers pass.
 func TestHonestCluster(t *testing.T) {
+	for _, batch := range []int{0, 12} {
+		t.Run(fmt.Sprintf("batches of %d", batch), func(t *testing.T) { testHonest(t, batch) })
+	}
+}
+
+func testHonest(t *testing.T, batch int) {
 	f := newFake(1, 20, "")
-	ws := All(Config{Keys: 3, OpsPerKey: 150, Rate: 3000})
+	ws := All(Config{Keys: 5, OpsPerKey: 150, Rate: 3000, Batch: batch})
 	h := drive(t, ws, fakeClients(f), 4, 1500*time.Millisecond, func() {})
 	judge(t, h, check.Pass)
 	count := map[string][3]int{}
@@ -118,6 +124,69 @@ func TestDefects(t *testing.T) {
 			judge(t, h, check.Fail)
 		})
 	}
+}
+
+// JW6: what is sent together is judged apart.
+func TestDefectsOfBatches(t *testing.T) {
+	for _, c := range []struct{ fault, name string }{
+		{"a change of a batch is lost", "register"},
+		{"a change of a batch is lost", "counter"},
+		{"a change of a batch is lost", "list"},
+		{"a change of a batch is lost", "map"},
+		{"a change of a batch is applied twice", "counter"},
+		{"a change of a batch is applied twice", "list"},
+		{"answers of a batch are mixed up", "register"},
+		{"answers of a batch are mixed up", "counter"},
+		{"answers of a batch are mixed up", "map"},
+	} {
+		t.Run(c.name+", "+c.fault, func(t *testing.T) {
+			t.Parallel()
+			f := newFake(2, 30, c.fault)
+			w, _ := New(c.name, Config{Keys: 6, Rate: 3000, Batch: 8})
+			h := drive(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond, func() {})
+			if f.hits == 0 {
+				t.Fatal("the defect did not show")
+			}
+			judge(t, h, check.Fail)
+		})
+	}
+}
+
+// JW6: nothing is sent together while nothing is answered.
+func TestNoBatchesWithoutAnswers(t *testing.T) {
+	w := NewCounter(Config{Keys: 4, Rate: 2000, Batch: 8})
+	rec, err := history.NewRecorder(nil, history.Header{}, history.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Setup(t.Context(), []Client{{Counters: deadCounters{}, Batches: noBatches{t}}}, rec); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	Drive(ctx, []Workload{w}, 2)
+	if n := rec.Count(); n < 20 {
+		t.Errorf("%d operations", n)
+	}
+}
+
+// deadCounters answer nothing.
+type deadCounters struct{}
+
+func (deadCounters) Add(context.Context, string, int64) error { return errTimeout }
+
+func (deadCounters) Sum(context.Context, string) (int64, bool, error) { return 0, false, errRefused }
+
+type noBatches struct{ t *testing.T }
+
+func (n noBatches) Write(_ context.Context, c []Change) []error {
+	n.t.Error("a batch of writes")
+	return make([]error, len(c))
+}
+
+func (n noBatches) Read(_ context.Context, q []Query) []Answer {
+	n.t.Error("a batch of reads")
+	return make([]Answer, len(q))
 }
 
 // JW1.

@@ -37,7 +37,29 @@ func NewRegister(c Config) *Register {
 
 // Run works until ctx ends.
 func (r *Register) Run(ctx context.Context, n int) {
-	r.loop(ctx, n, func(w *worker) { r.step(ctx, w) })
+	r.loop(ctx, n, func(w *worker) { r.step(ctx, w) }, func(w *worker, size int) { r.batch(ctx, w, size) })
+}
+
+// batch writes or reads many registers.
+func (r *Register) batch(ctx context.Context, w *worker, size int) {
+	ops := make([]recorded, size)
+	reads := w.rng.IntN(100) < 45
+	for i := range ops {
+		slot := w.rng.IntN(len(r.recent))
+		key, _ := r.keys.take(slot)
+		if reads {
+			ops[i] = recorded{op: history.Op{F: "read", Key: key}, query: Query{State: StateRegister, Key: key}}
+			continue
+		}
+		v := r.unique()
+		ops[i] = recorded{op: history.Op{F: "write", Key: key, Arg: []int64{v}}, change: Change{State: StateRegister, Key: key, Value: v}}
+		r.swap(slot, v)
+	}
+	if reads {
+		w.readAll(ctx, ops)
+		return
+	}
+	w.writeAll(ctx, ops)
 }
 
 func (r *Register) swap(slot int, v int64) int64 {
@@ -111,7 +133,27 @@ func (c *Counter) Run(ctx context.Context, n int) {
 		w.do(ctx, history.Op{F: "add", Key: key, Arg: []int64{d}}, true, func(ctx context.Context) ([]int64, error) {
 			return nil, w.client.Counters.Add(ctx, key, d)
 		})
-	})
+	}, func(w *worker, size int) { c.batch(ctx, w, size) })
+}
+
+// batch adds to many sums, or reads them.
+func (c *Counter) batch(ctx context.Context, w *worker, size int) {
+	ops := make([]recorded, size)
+	reads := w.rng.IntN(100) < 40
+	for i := range ops {
+		key, _ := c.keys.take(w.rng.IntN(c.cfg.Keys))
+		if reads {
+			ops[i] = recorded{op: history.Op{F: "read", Key: key}, query: Query{State: StateCounter, Key: key}}
+			continue
+		}
+		d := 1 + w.rng.Int64N(1000)
+		ops[i] = recorded{op: history.Op{F: "add", Key: key, Arg: []int64{d}}, change: Change{State: StateCounter, Key: key, Value: d}}
+	}
+	if reads {
+		w.readAll(ctx, ops)
+		return
+	}
+	w.writeAll(ctx, ops)
 }
 
 func (c *Counter) read(ctx context.Context, w *worker, key string) history.Outcome {
@@ -144,17 +186,31 @@ func NewList(c Config) *List {
 
 // Run works until ctx ends.
 func (l *List) Run(ctx context.Context, n int) {
-	l.loop(ctx, n, func(w *worker) {
-		group, fresh := l.keys.take(w.rng.IntN(l.cfg.Keys))
-		if fresh {
-			l.mu.Lock()
-			for _, n := range groupNames {
-				l.lists = append(l.lists, group+"/"+n)
-			}
-			l.mu.Unlock()
+	l.loop(ctx, n, func(w *worker) { l.step(ctx, w, l.group(w)) }, func(w *worker, size int) { l.batch(ctx, w, size) })
+}
+
+// group takes a group of lists.
+func (l *List) group(w *worker) string {
+	group, fresh := l.keys.take(w.rng.IntN(l.cfg.Keys))
+	if fresh {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, n := range groupNames {
+			l.lists = append(l.lists, group+"/"+n)
 		}
-		l.step(ctx, w, group)
-	})
+	}
+	return group
+}
+
+// batch appends to many lists. Two appends to one list in a batch are open at
+// once, so any order of them is right.
+func (l *List) batch(ctx context.Context, w *worker, size int) {
+	ops := make([]recorded, size)
+	for i := range ops {
+		key, elements := l.group(w)+"/"+groupNames[w.rng.IntN(len(groupNames))], l.elements(w)
+		ops[i] = recorded{op: history.Op{F: "append", Key: key, Arg: elements}, change: Change{State: StateList, Key: key, Elements: elements}}
+	}
+	w.writeAll(ctx, ops)
 }
 
 func (l *List) step(ctx context.Context, w *worker, group string) {
@@ -233,7 +289,31 @@ func (m *Map) Run(ctx context.Context, n int) {
 		default:
 			m.scan(ctx, w, key)
 		}
-	})
+	}, func(w *worker, size int) { m.batch(ctx, w, size) })
+}
+
+// batch changes entries of many maps, or gets them.
+func (m *Map) batch(ctx context.Context, w *worker, size int) {
+	ops := make([]recorded, size)
+	reads := w.rng.IntN(100) < 35
+	for i := range ops {
+		key, _ := m.keys.take(w.rng.IntN(m.cfg.Keys))
+		k := w.rng.Int64N(userKeys)
+		switch {
+		case reads:
+			ops[i] = recorded{op: history.Op{F: "get", Key: key, Arg: []int64{k}}, query: Query{State: StateMap, Key: key, UserKey: k}}
+		case w.rng.IntN(5) == 0:
+			ops[i] = recorded{op: history.Op{F: "remove", Key: key, Arg: []int64{k}}, change: Change{State: StateMap, Key: key, UserKey: k, Remove: true}}
+		default:
+			v := m.unique()
+			ops[i] = recorded{op: history.Op{F: "put", Key: key, Arg: []int64{k, v}}, change: Change{State: StateMap, Key: key, UserKey: k, Value: v}}
+		}
+	}
+	if reads {
+		w.readAll(ctx, ops)
+		return
+	}
+	w.writeAll(ctx, ops)
 }
 
 func (m *Map) scan(ctx context.Context, w *worker, key string) history.Outcome {
