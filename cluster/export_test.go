@@ -203,3 +203,6 @@ func (n *Node) HashAsLeader(ctx context.Context, g base.GroupID, mark uint64) er
 	}
 	return err
 }
+
+// MaxOpening bounds the replicas that are opened or closed at once.
+func MaxOpening() int { return maxOpening() }

@@ -67,6 +67,9 @@ type Node struct {
 	// have changed (see poke).
 	changes notifier
 
+	// opening holds a token per replica that is being opened or ended.
+	opening chan struct{}
+
 	disk      diskWatch
 	addresses addressBook
 	leaders   leaderTable
@@ -75,8 +78,10 @@ type Node struct {
 		sync.Mutex
 		identity Identity
 		replicas map[base.GroupID]*replica
-		closed   bool
-		draining bool
+		// reconciling are the shards for which a goroutine of reconcileBeside runs.
+		reconciling map[base.GroupID]bool
+		closed      bool
+		draining    bool
 		// rejoins holds, at the system leader, the newest generation that a node
 		// asked for after it had lost its log (R3).
 		rejoins map[base.NodeID]uint64
@@ -94,7 +99,9 @@ func New(o Options) (*Node, error) {
 	n := &Node{opts: o, logger: o.Logger.With("node", string(o.NodeID)), started: time.Now(), rename: o.Log.FS.Rename}
 	n.disk.node = n
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.opening = make(chan struct{}, maxOpening())
 	n.mu.replicas = map[base.GroupID]*replica{}
+	n.mu.reconciling = map[base.GroupID]bool{}
 	n.mu.rejoins = map[base.NodeID]uint64{}
 	n.changes.init()
 	n.leaders.init()
@@ -472,16 +479,29 @@ func (n *Node) Close() error {
 		replicas = append(replicas, r)
 	}
 	n.mu.Unlock()
-	var errs []error
-	for _, r := range replicas {
-		errs = append(errs, r.close())
-	}
+	errs := closeAll(replicas)
 	if s := n.system.Load(); s != nil {
 		errs = append(errs, s.group.close())
 		s.store.Close()
 	}
 	errs = append(errs, n.transport.Close(), n.closeFiles())
 	return errors.Join(errs...)
+}
+
+// closeAll closes replicas beside one another, at most maxOpening at once.
+func closeAll(replicas []*replica) []error {
+	errs := make([]error, len(replicas))
+	room := make(chan struct{}, maxOpening())
+	var wg sync.WaitGroup
+	for i, r := range replicas {
+		room <- struct{}{}
+		wg.Go(func() {
+			errs[i] = r.close()
+			<-room
+		})
+	}
+	wg.Wait()
+	return errs
 }
 
 func (n *Node) closeFiles() error {

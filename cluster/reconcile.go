@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"runtime"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -49,62 +50,113 @@ func (n *Node) reconcile(v *meta.View) {
 		}
 	}
 	for _, rec := range v.Shards() {
-		var self *meta.Replica
-		for i := range rec.Replicas {
-			if rec.Replicas[i].Node == n.opts.NodeID {
-				self = &rec.Replicas[i]
-			}
+		if n.asks(rec, replicaOn(rec, n.opts.NodeID)) {
+			n.reconcileBeside(rec.ID)
 		}
-		n.reconcileShard(rec, self)
 	}
 }
 
-func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) {
+// replicaOn is the replica that a record gives to a node, nil if none.
+func replicaOn(rec *meta.Shard, node base.NodeID) *meta.Replica {
+	for i := range rec.Replicas {
+		if rec.Replicas[i].Node == node {
+			return &rec.Replicas[i]
+		}
+	}
+	return nil
+}
+
+// maxOpening bounds the replicas that are opened or closed at once: it takes more
+// waiting for the disk than computing.
+func maxOpening() int { return max(4, runtime.GOMAXPROCS(0)) }
+
+// reconcileBeside does what the record of a shard asks for on a goroutine of its
+// own, so that a replica that is slow to open holds up no other. Per shard there
+// is one at most; while it runs, newer records wait for the next look.
+func (n *Node) reconcileBeside(id base.GroupID) {
 	n.mu.Lock()
-	have, closed := n.mu.replicas[rec.ID], n.mu.closed
+	busy := n.mu.reconciling[id]
+	n.mu.reconciling[id] = true
 	n.mu.Unlock()
-	if closed || have == nil && self == nil {
+	if busy {
 		return
 	}
-	if have != nil && self != nil && have.generation == self.Generation {
-		return
+	n.spawn(func() {
+		changed := false
+		select {
+		case n.opening <- struct{}{}:
+			// It may have waited for long: the newest record counts.
+			if v, err := n.metaView(); err == nil && v.Shard(id) != nil {
+				rec := v.Shard(id)
+				changed = n.reconcileShard(rec, replicaOn(rec, n.opts.NodeID))
+			}
+			<-n.opening
+		case <-n.ctx.Done():
+		}
+		n.mu.Lock()
+		delete(n.mu.reconciling, id)
+		n.mu.Unlock()
+		if changed { // not after a failure: that waits for the next regular look
+			n.poke()
+		}
+	})
+}
+
+// asks says whether a record asks this node, which is self in it, for anything:
+// to begin a replica, to end one, or to replace one by a newer generation.
+func (n *Node) asks(rec *meta.Shard, self *meta.Replica) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	have := n.mu.replicas[rec.ID]
+	switch {
+	case n.mu.closed:
+		return false
+	case have == nil:
+		// A node that restarts may see records that are older than what it did:
+		// they ask for nothing. A replica that it had once is never had again.
+		return self != nil && self.Generation >= n.mu.identity.Replicas[rec.ID]
+	default:
+		// A replica goes only when a committed record says so; being out of date
+		// here can only delay that.
+		return self == nil || self.Generation > have.generation
 	}
-	// A node that restarts may see records that are older than what it did: they
-	// ask for nothing. A replica that it had once is never had again.
-	if have == nil && self.Generation < n.Identity().Replicas[rec.ID] {
-		return
+}
+
+// reconcileShard does what a record asks for; it says whether a replica was begun
+// or ended.
+func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) (changed bool) {
+	if !n.asks(rec, self) {
+		return false
 	}
+	n.mu.Lock()
+	have := n.mu.replicas[rec.ID]
+	n.mu.Unlock()
 	// What is done here can not be taken back: no restart may know less than the
 	// record that asks for it.
 	if err := n.system.Load().note(); err != nil {
 		n.logger.Error("noting the metadata", "error", err)
-		return
+		return false
 	}
 	if have != nil {
-		// A replica goes only when a committed record says so; being out of date
-		// here can only delay that.
-		if self != nil && self.Generation < have.generation {
-			return
-		}
 		if err := have.retire(); err != nil {
 			n.logger.Error("removing a replica", "group", rec.ID.String(), "error", err)
-			return
+			return false
 		}
 		n.setReplica(rec.ID, nil)
 	}
 	if self == nil {
-		return
+		return have != nil
 	}
 	r, err := n.openReplica(rec, *self)
 	if err != nil {
 		n.logger.Error("opening a replica", "group", rec.ID.String(), "error", err)
-		return
+		return have != nil
 	}
 	n.setReplica(rec.ID, r)
 	if r.raft != nil {
 		r.spawn(r.checkLoop)
 	}
-	n.poke()
+	return true
 }
 
 func (n *Node) setReplica(g base.GroupID, r *replica) {

@@ -71,7 +71,7 @@ const (
 // openReplica opens or creates the replica that rec gives to this node and
 // starts it. A replica that is found damaged is returned with its damage set
 // and is not started.
-func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error) {
+func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (_ *replica, err error) {
 	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, declaring: make(chan struct{}, 1), group: group{id: rec.ID, replica: self.ReplicaID},
 		rng: keygroup.Range{Lo: keygroup.Group(rec.Lo), Hi: keygroup.Group(rec.Hi)},
 		dir: filepath.Join(n.opts.DataDir, "groups", fmt.Sprintf("%d", uint64(rec.ID)), fmt.Sprintf("%d", self.Generation))}
@@ -79,6 +79,11 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 	if why := r.lost(rec.ID, existed); why != "" {
 		return r, r.markDamaged(rec.ID, self.ReplicaID, why)
 	}
+	defer func() {
+		if err != nil && r.cancel != nil {
+			r.cancel() // it is tried again, with a new context
+		}
+	}()
 	if err := n.initGroup(&r.group, rec.ID, self.ReplicaID, self.Generation); err != nil {
 		return nil, err
 	}
@@ -96,7 +101,7 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (*replica, error)
 		}
 	}
 	failpoint.Hit("cluster.replica.noted")
-	err := r.openStore()
+	err = r.openStore()
 	if err == nil {
 		failpoint.Hit("cluster.replica.store-open")
 		err = r.checkRestart()
