@@ -1,19 +1,14 @@
 package host
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -201,61 +196,6 @@ func (f *Fleet) StartAll() error {
 		}
 	}
 	return failed
-}
-
-// Ctl runs keelctl against all nodes and returns its standard output.
-func (f *Fleet) Ctl(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, f.opts.CtlBinary, append([]string{"--endpoints", strings.Join(f.Endpoints(), ",")}, args...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var out, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &stderr
-	if err := cmd.Run(); err != nil {
-		return out.Bytes(), fmt.Errorf("keelctl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return out.Bytes(), nil
-}
-
-// Found makes the started nodes a cluster.
-func (f *Fleet) Found(ctx context.Context, shards int) error {
-	var members []string
-	for _, n := range f.Nodes {
-		members = append(members, n.ID+"="+n.Raft)
-	}
-	_, err := f.Ctl(ctx, "cluster", "init", "--nodes", strings.Join(members, ","), "--shards", strconv.Itoa(shards), "--timeout", "90s")
-	if err != nil {
-		return err
-	}
-	return f.WaitHealthy(ctx)
-}
-
-// WaitHealthy waits until the cluster says that it is healthy, at most 90 s.
-func (f *Fleet) WaitHealthy(ctx context.Context) error {
-	_, err := f.Ctl(ctx, "cluster", "status", "--exit-when-healthy", "--wait", "90s", "--timeout", "100s")
-	return err
-}
-
-// Leaders are the leaders of the shards, by shard, as the nodes that answer see it.
-func (f *Fleet) Leaders(ctx context.Context) (map[int]string, error) {
-	out, err := f.Ctl(ctx, "shard", "list", "-o", "json", "--timeout", "3s")
-	var list struct {
-		Items []struct {
-			ID     int    `json:"id"`
-			Leader string `json:"leader"`
-		} `json:"items"`
-	}
-	if err == nil {
-		err = json.Unmarshal(out, &list)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("listing the leaders: %w", err)
-	}
-	leaders := make(map[int]string)
-	for _, s := range list.Items {
-		if s.Leader != "" {
-			leaders[s.ID] = s.Leader
-		}
-	}
-	return leaders, nil
 }
 
 // PowerLoss kills nodes and drops what they had not synced. Their disks must be

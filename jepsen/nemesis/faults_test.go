@@ -279,6 +279,33 @@ func TestClocksTogether(t *testing.T) {
 	}
 }
 
+// TestProofWithout: the proof that lets a node come back which lost what it had
+// synced is of every shard, and of a majority of its replicas (NE6).
+func TestProofWithout(t *testing.T) {
+	three, five := []string{"a", "b", "c"}, []string{"a", "b", "c", "d", "e"}
+	h := func(shard int, node string, index uint64, content string) host.ReplicaHash {
+		return host.ReplicaHash{Shard: shard, Node: node, Index: index, Content: content}
+	}
+	both := []host.ReplicaHash{h(1, "n2", 7, "x"), h(1, "n3", 7, "x"), h(2, "n2", 9, "y"), h(2, "n3", 9, "y")}
+	for _, c := range []struct {
+		name   string
+		shards []host.Shard
+		hashes []host.ReplicaHash
+		proved bool
+	}{
+		{"all", []host.Shard{{ID: 1, Replicas: three}, {ID: 2, Replicas: three}}, both, true},
+		{"a shard without a leader", []host.Shard{{ID: 1, Leader: "n2", Replicas: three}, {ID: 2, Replicas: three}}, both[:2], false},
+		{"with its help only", []host.Shard{{ID: 1, Replicas: three}}, []host.ReplicaHash{h(1, "n1", 7, "x"), h(1, "n2", 7, "x")}, false},
+		{"other indexes", []host.Shard{{ID: 1, Replicas: three}}, []host.ReplicaHash{h(1, "n2", 7, "x"), h(1, "n3", 8, "x")}, false},
+		{"two of five replicas", []host.Shard{{ID: 1, Replicas: five}}, both[:2], false},
+		{"three replicas on five nodes", []host.Shard{{ID: 1, Replicas: three}}, both[:2], true},
+	} {
+		if err := agreeWithout("n1", c.shards, c.hashes); (err == nil) != c.proved {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
 // TestRing: a node of a ring sees a majority, and no more than that takes.
 func TestRing(t *testing.T) {
 	for nodes := 5; nodes < 20; nodes++ {

@@ -4,7 +4,6 @@ package nemesis
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -86,45 +85,41 @@ func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 }
 
 // committedWithout asks for hashes of all replicas, for which every shard commits
-// an entry, and checks that all nodes but one answered alike.
+// an entry, and checks that a majority of each shard's replicas answered alike
+// without one node. A shard that has no leader, or is not told of, has not.
 func (e *Env) committedWithout(ctx context.Context, down *host.Node, limit time.Duration) error {
-	leaders, err := e.Fleet.Leaders(ctx)
+	shards, err := e.Fleet.Shards(ctx)
 	if err != nil {
 		return err
 	}
-	// The exit code tells of the node that is down; the output tells more.
-	out, ctlErr := e.Fleet.Ctl(ctx, "shard", "hash", "-o", "json", "--timeout", limit.String())
-	var hashes struct {
-		Items []struct {
-			Shard   int    `json:"shard"`
-			Node    string `json:"node"`
-			Content string `json:"content"`
-			Index   uint64 `json:"index"`
-			Error   string `json:"error"`
-		} `json:"items"`
+	// Its error tells of the node that is down.
+	hashes, hashErr := e.Fleet.Hashes(ctx, host.AllShards, limit)
+	if len(shards) == 0 || len(hashes) == 0 {
+		return errors.Join(errors.New("no replica answers"), hashErr)
 	}
-	if err := json.Unmarshal(out, &hashes); err != nil {
-		return errors.Join(fmt.Errorf("reading the hashes: %w", err), ctlErr)
-	}
+	return agreeWithout(down.ID, shards, hashes)
+}
+
+// agreeWithout says which shard has no majority of replicas that agree at one
+// index without a node.
+func agreeWithout(down string, shards []host.Shard, hashes []host.ReplicaHash) error {
 	agree := make(map[int]map[string]int)
-	for _, h := range hashes.Items {
-		if h.Error == "" && h.Content != "" && h.Node != down.ID {
-			if agree[h.Shard] == nil {
-				agree[h.Shard] = make(map[string]int)
-			}
-			agree[h.Shard][fmt.Sprint(h.Index, h.Content)]++
+	for _, h := range hashes {
+		if h.Node == down {
+			continue
 		}
+		if agree[h.Shard] == nil {
+			agree[h.Shard] = make(map[string]int)
+		}
+		agree[h.Shard][fmt.Sprint(h.Index, h.Content, h.Ops)]++
 	}
-	if len(leaders) == 0 {
-		return errors.New("no shard has a leader")
-	}
-	for shard := range leaders {
+	for _, s := range shards {
 		best := 0
-		for _, count := range agree[shard] {
+		for _, count := range agree[s.ID] {
 			best = max(best, count)
 		}
-		if best <= len(e.Fleet.Nodes)/2 {
-			return fmt.Errorf("shard %d: only %d nodes without %s agree", shard, best, down.ID)
+		if best <= len(s.Replicas)/2 {
+			return fmt.Errorf("shard %d: only %d of %d replicas agree without %s", s.ID, best, len(s.Replicas), down)
 		}
 	}
 	return nil

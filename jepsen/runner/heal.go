@@ -4,11 +4,9 @@ package runner
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -24,25 +22,12 @@ type shard struct {
 }
 
 // listShards asks for the shards of the cluster.
-func listShards(ctx context.Context, f *host.Fleet) ([]shard, error) {
-	out, err := f.Ctl(ctx, "shard", "list", "-o", "json")
-	if err != nil {
-		return nil, err
+func listShards(ctx context.Context, f *host.Fleet) (all []shard, err error) {
+	list, err := f.Shards(ctx)
+	for _, s := range list {
+		all = append(all, shard{uint64(s.ID), len(s.Replicas)})
 	}
-	var list struct {
-		Items []struct {
-			ID       uint64   `json:"id"`
-			Replicas []string `json:"replicas"`
-		} `json:"items"`
-	}
-	if err := json.Unmarshal(out, &list); err != nil {
-		return nil, fmt.Errorf("listing the shards: %w", err)
-	}
-	var all []shard
-	for _, s := range list.Items {
-		all = append(all, shard{s.ID, len(s.Replicas)})
-	}
-	return all, nil
+	return all, err
 }
 
 // healing is what was seen of a cluster after it had been healed.
@@ -161,32 +146,18 @@ func (e *episode) lookForHashes(ctx context.Context, h *healing) {
 	})
 }
 
-// hashes asks for the hashes of a shard's replicas that answer.
-func hashes(ctx context.Context, f *host.Fleet, id uint64) ([]check.ReplicaHash, error) {
-	// The exit code tells of replicas that are down or differ; the output more.
-	out, ctlErr := f.Ctl(ctx, "shard", "hash", strconv.FormatUint(id, 10), "-o", "json", "--timeout", "10s")
-	if len(out) == 0 {
-		return nil, ctlErr
+// hashLimit is how long replicas may take to reach one index and hash their
+// content.
+const hashLimit = 10 * time.Second
+
+// hashes asks for the hashes of a shard's replicas that answer: of the content,
+// and of what sessions have done.
+func hashes(ctx context.Context, f *host.Fleet, id uint64) (all []check.ReplicaHash, err error) {
+	answered, err := f.Hashes(ctx, int(id), hashLimit)
+	for _, h := range answered {
+		all = append(all, check.ReplicaHash{Shard: uint64(h.Shard), Node: h.Node, Applied: h.Index, Hash: h.Content + "/" + h.Ops})
 	}
-	var list struct {
-		Items []struct {
-			Shard   uint64 `json:"shard"`
-			Node    string `json:"node"`
-			Index   uint64 `json:"index"`
-			Content string `json:"content"`
-			Error   string `json:"error"`
-		} `json:"items"`
-	}
-	if err := json.Unmarshal(out, &list); err != nil {
-		return nil, fmt.Errorf("reading the hashes: %w", err)
-	}
-	var all []check.ReplicaHash
-	for _, it := range list.Items {
-		if it.Error == "" && it.Content != "" {
-			all = append(all, check.ReplicaHash{Shard: it.Shard, Node: it.Node, Applied: it.Index, Hash: it.Content})
-		}
-	}
-	return all, ctlErr
+	return all, err
 }
 
 // probe writes and reads keys with a client of its own until one of every shard
