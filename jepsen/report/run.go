@@ -85,7 +85,7 @@ type Episode struct {
 	HealedNs int64 `json:"healed_ns"`
 	EndNs    int64 `json:"end_ns"`
 	// Faults counts the injections by kind; Skipped those that were not possible
-	// at their time.
+	// at their time, or that nothing met.
 	Faults  map[string]int `json:"faults,omitempty"`
 	Skipped int            `json:"skipped"`
 	// OK, Failed and Unknown count the operations by outcome.

@@ -165,19 +165,14 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 		err = errors.Join(s.Run(working), e.clock.settle(context.WithoutCancel(ctx), e.fleet.Nodes))
 	}
 	wg.Wait()
-	e.Faults = map[string]int{}
 	if s != nil {
-		for kind, n := range nemesis.Count(s.Records()) {
-			e.Faults[string(kind)] = n
-		}
-		for _, rec := range s.Records() {
-			if rec.Skipped != "" {
-				e.Skipped++
-			}
-		}
+		e.count(s.Records())
 	}
 	var results []check.Result
-	if err != nil {
+	switch {
+	case err == nil && len(e.Faults) == 0:
+		results = append(results, check.Result{Name: "harness", Verdict: check.Unknown, Text: "no fault had an effect: nothing is proved"})
+	case err != nil:
 		// What the harness could not do may hide what the product did.
 		results = append(results, check.Result{Name: "harness", Verdict: check.Unknown, Text: err.Error()})
 		for range 3 {
@@ -187,6 +182,20 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 		}
 	}
 	return results
+}
+
+// count sums up what was injected.
+func (e *episode) count(records []nemesis.Record) {
+	e.Faults = map[string]int{}
+	for kind, n := range nemesis.Count(records) {
+		e.Faults[string(kind)] = n
+	}
+	for _, rec := range records {
+		if rec.Skipped != "" || rec.Idle {
+			e.Skipped++
+		}
+	}
+	e.hits.add(records)
 }
 
 // record puts an injection on the timeline.
@@ -233,7 +242,8 @@ func (e *episode) judge() error {
 	for _, d := range deaths {
 		e.timeline.Write(report.Event{Type: report.EventDeath, Episode: e.Number, At: int64(d.Time.Sub(e.start)), Targets: []string{d.Node}, Text: deathText(d)})
 	}
-	e.Results = append(e.Results, judgeDeaths(deaths, e.Faults), e.logs.judge())
+	e.Results = append(e.Results, judgeDeaths(deaths, e.hits), e.logs.judge())
+	e.hits = e.hits.next()
 	h, err := report.LoadHistory(e.Dir, e.Episode)
 	if err != nil {
 		return err

@@ -35,6 +35,8 @@ type run struct {
 	logs     *logWatch
 	clock    *clock
 	deaths   int // that episodes have judged
+	// hits are the faults of the running episode, and damage of those before.
+	hits hits
 }
 
 // Run runs episodes until the time is over, one fails, or ctx ends. Its error
@@ -51,7 +53,7 @@ func Run(ctx context.Context, o Options) (rep *report.Run, err error) {
 	if err := emptyDir(o.Dir); err != nil {
 		return nil, err
 	}
-	r := &run{Options: o, start: time.Now()}
+	r := &run{Options: o, start: time.Now(), hits: hits{}}
 	r.report = &report.Run{Seed: o.Seed, Started: r.start.UTC().Format(time.RFC3339), Repeat: o.Repeat, Options: o.texts(),
 		Nodes: o.Nodes, Shards: o.Shards, Disk: string(o.Disk), Verdict: check.Unknown}
 	defer func() {

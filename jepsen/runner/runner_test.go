@@ -15,6 +15,7 @@ import (
 
 	"github.com/keelstate/keelstate/jepsen/check"
 	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/nemesis"
 	"github.com/keelstate/keelstate/jepsen/workload"
 )
 
@@ -132,20 +133,25 @@ unknown 7
 }
 
 func TestJudgeDeaths(t *testing.T) {
-	disk, memory := map[string]int{"fsync-error": 1}, map[string]int{"memory": 2}
+	on := func(node string, kind nemesis.Kind) hits { return hits{node: {nemesis.KindKill, kind}} }
+	disk, memory := on("n1", nemesis.KindFsyncError), on("n1", nemesis.KindMemory)
 	exit := func(code int) host.Death { return host.Death{Node: "n1", Code: code} }
 	signal := func(s string) host.Death { return host.Death{Node: "n1", Code: -1, Signal: s} }
 	for _, c := range []struct {
 		name   string
 		deaths []host.Death
-		faults map[string]int
+		faults hits
 		want   check.Verdict
 	}{
 		{"none", nil, nil, check.Pass},
 		{"storage, with a fault of the disk", []host.Death{exit(70)}, disk, check.Pass},
-		{"storage, without", []host.Death{exit(70)}, map[string]int{"kill": 1}, check.Fail},
-		{"no start on a bad disk", []host.Death{exit(1)}, map[string]int{"read-error": 1}, check.Pass},
-		{"no start", []host.Death{exit(1)}, map[string]int{"bit-flip": 1}, check.Fail},
+		{"storage, without", []host.Death{exit(70)}, hits{}, check.Fail},
+		{"storage, with a fault of another's disk", []host.Death{exit(70)}, on("n2", nemesis.KindFsyncError), check.Fail},
+		{"storage, after an honest power loss", []host.Death{exit(70)}, on("n1", nemesis.KindPowerLoss), check.Fail},
+		{"storage, in an episode after damage", []host.Death{exit(70)}, on("n1", nemesis.KindBitFlip).next(), check.Pass},
+		{"storage, in an episode after a failed fsync", []host.Death{exit(70)}, disk.next(), check.Fail},
+		{"no start on a bad disk", []host.Death{exit(1)}, on("n1", nemesis.KindReadError), check.Pass},
+		{"no start", []host.Death{exit(1)}, on("n1", nemesis.KindBitFlip), check.Fail},
 		{"a panic", []host.Death{exit(70), exit(2)}, disk, check.Fail},
 		{"an end without reason", []host.Death{exit(0)}, disk, check.Fail},
 		{"no memory", []host.Death{signal("killed")}, memory, check.Pass},

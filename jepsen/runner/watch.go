@@ -116,29 +116,55 @@ func deathText(d host.Death) string {
 }
 
 // exitStorage is the code with which a node ends when it cannot trust its disk,
-// exitStart that with which it refuses to start.
+// exitFailed that with which it refuses to start, or did not stop cleanly.
 const (
 	exitStorage = 70
-	exitStart   = 1
+	exitFailed  = 1
 )
 
-// judgeDeaths says whether processes ended only as the faults of an episode
-// allow: with the code for failed storage under faults of the disk, refusing to
-// start while the disk fails, and killed by the kernel where memory was short.
-func judgeDeaths(deaths []host.Death, faults map[string]int) check.Result {
-	any := func(kinds ...nemesis.Kind) bool {
-		return slices.ContainsFunc(kinds, func(k nemesis.Kind) bool { return faults[string(k)] > 0 })
+// hits are the kinds of faults that hit each node.
+type hits map[string][]nemesis.Kind
+
+// add notes what an episode injected, or tried to.
+func (h hits) add(records []nemesis.Record) {
+	for _, r := range records {
+		for _, node := range r.Targets {
+			h[node] = append(h[node], r.Kind)
+		}
 	}
+}
+
+// next is what the next episode begins with: damage stays on a disk.
+func (h hits) next() hits {
+	left := hits{}
+	for node, kinds := range h {
+		for _, k := range kinds {
+			if (k == nemesis.KindBitFlip || k == nemesis.KindLyingFsync) && !slices.Contains(left[node], k) {
+				left[node] = append(left[node], k)
+			}
+		}
+	}
+	return left
+}
+
+// judgeDeaths says whether processes ended only as the faults that hit their
+// nodes allow: with the code for failed storage under faults of the disk, with
+// that for a failed start or stop while the disk fails, and killed by the kernel
+// where memory was short. A power loss alone allows nothing: the disk was honest.
+func judgeDeaths(deaths []host.Death, faults hits) check.Result {
 	res := check.Result{Name: "deaths", Verdict: check.Pass, Text: "none that the harness did not ask for"}
 	for _, d := range deaths {
-		v, why := check.Fail, "and no fault allows that"
+		any := func(kinds ...nemesis.Kind) bool {
+			return slices.ContainsFunc(kinds, func(k nemesis.Kind) bool { return slices.Contains(faults[d.Node], k) })
+		}
+		v, why := check.Fail, "and no fault of this node allows that"
 		switch {
 		case d.Code == exitStorage && any(nemesis.KindFsyncError, nemesis.KindReadError, nemesis.KindFullDisk, nemesis.KindHungDisk,
-			nemesis.KindBitFlip, nemesis.KindLyingFsync, nemesis.KindPowerLoss):
+			nemesis.KindBitFlip, nemesis.KindLyingFsync):
 			v, why = check.Pass, "as it should when its disk fails"
-		case d.Code == exitStart && any(nemesis.KindFsyncError, nemesis.KindReadError, nemesis.KindFullDisk):
+		case d.Code == exitFailed && any(nemesis.KindFsyncError, nemesis.KindReadError, nemesis.KindFullDisk):
 			// If it still refuses when the disk is well, it is not live (RU4).
-			v, why = check.Pass, "as it may when it starts while its disk fails"
+			v, why = check.Pass, "as it may when it starts or stops while its disk fails"
 		case d.Signal == "killed" && any(nemesis.KindMemory):
 			v, why = check.Pass, "for want of memory"
 		case d.Signal == "killed":
