@@ -46,13 +46,13 @@ type Options struct {
 	Workloads []string
 	// Rate bounds each workload's operations a second; default 4000.
 	Rate float64
-	// Keys is how many keys each workload uses at a time; default 64.
+	// Keys is how many keys each workload uses at a time; default 192.
 	Keys int
-	// Batch is how many operations go in one call at most; default 32, 1 for
+	// Batch is how many operations go in one call at most; default 128, 1 for
 	// none. Each is judged by itself.
 	Batch int
 	// Clients is how many clients there are, every second with connections that
-	// break; default 6. Workers is how many each workload has; default 6.
+	// break; default 6. Workers is how many each workload has; default 9.
 	Clients, Workers int
 	// CheckLimit bounds the time of one checker; default 2 minutes.
 	CheckLimit time.Duration
@@ -82,10 +82,10 @@ func (o *Options) ensureDefaults() {
 	def(&o.Nodes, 3)
 	def(&o.Shards, 2)
 	def(&o.Rate, 4000)
-	def(&o.Keys, 64)
-	def(&o.Batch, 32)
+	def(&o.Keys, 192)
+	def(&o.Batch, 128)
 	def(&o.Clients, 6)
-	def(&o.Workers, 6)
+	def(&o.Workers, 9)
 	def(&o.CheckLimit, 2*time.Minute)
 	def(&o.Net, host.NetAuto)
 	if o.Disk == "" {

@@ -30,9 +30,9 @@ type Config struct {
 	// Timeout is the limit of one operation; 0 is 2 s.
 	Timeout time.Duration
 	// Batch is how many operations a worker sends in one call at most, where a
-	// client has Batches; 0 and 1 are for none. About every second call is a
-	// batch while calls are answered; after one that was not, single operations
-	// follow, so that few are unknown (JW6).
+	// client has Batches; 0 and 1 are for none. Two workers of three use them, for
+	// every second call while calls are answered; after one that was not, single
+	// operations follow, so that few are unknown (JW6).
 	Batch int
 }
 
@@ -154,8 +154,9 @@ func (d *driver) worker(n int) *worker {
 // Where all is nil there are no batches.
 func (d *driver) loop(ctx context.Context, n int, one func(w *worker), all func(w *worker, size int)) {
 	w := d.worker(n)
+	single := all == nil || d.cfg.Batch < 2 || w.client.Batches == nil || n%3 == 2
 	for d.pace.wait(ctx, 1) {
-		if all == nil || d.cfg.Batch < 2 || w.client.Batches == nil || !w.answered || w.rng.IntN(2) == 0 {
+		if single || !w.answered || w.rng.IntN(2) == 0 {
 			one(w)
 			continue
 		}
