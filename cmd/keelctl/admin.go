@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -256,6 +257,12 @@ func (a *app) shardTransfer() *cobra.Command {
 				resp, err = keelstatepb.NewAdminClient(conn).TransferLeader(ctx, &keelstatepb.TransferLeaderRequest{Shard: id, To: to})
 				return err
 			})
+			var e *keel.Error
+			if errors.As(err, &e) && errors.Is(err, keel.ErrInvalid) {
+				// A node that cannot lead the shard was not made to by an earlier
+				// attempt without an answer either.
+				e.Outcome = keel.OutcomeNotApplied
+			}
 			if err != nil {
 				return err
 			}
