@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -12,33 +13,75 @@ import (
 )
 
 // hungFuture answers only when it is released, like raft's while an fsync hangs.
-type hungFuture struct{ release chan error }
+type hungFuture struct {
+	ShutdownCh chan struct{}
+	release    chan error
+}
 
-func (f hungFuture) Error() error { return <-f.release }
+func (f *hungFuture) Error() error {
+	select {
+	case err := <-f.release:
+		return err
+	case <-f.ShutdownCh:
+		return raft.ErrRaftShutdown
+	}
+}
 
 // A caller waits for a proposal no longer than its context; what became of the
 // proposal is then unknown (W8).
 func TestAwaitEndsWithItsContext(t *testing.T) {
-	g := &group{id: 7, ended: make(chan struct{})}
-	f := hungFuture{make(chan error, 1)}
+	g := &group{id: 7}
+	g.ended, g.end = context.WithCancel(context.Background())
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	err := classify(g.awaitIn(ctx, f))
+	err := classify(g.awaitIn(ctx, &hungFuture{}))
 	if !errors.Is(err, base.ErrOutcomeUnknown) {
 		t.Fatalf("a hung proposal: %v", err)
 	}
-	f.release <- nil // the goroutine that waits ends
 	for _, want := range []error{nil, raft.ErrNotLeader} {
+		f := &hungFuture{release: make(chan error, 1)}
 		f.release <- want
 		if err := g.awaitIn(context.Background(), f); !errors.Is(err, want) {
 			t.Fatalf("%v, want %v", err, want)
 		}
 	}
-	close(g.ended)
-	if err := g.awaitIn(context.Background(), f); !errors.Is(err, raft.ErrRaftShutdown) {
+	g.end()
+	if err := g.await(&hungFuture{}); !errors.Is(err, raft.ErrRaftShutdown) {
 		t.Fatalf("after a shutdown: %v", err)
 	}
-	f.release <- nil
+}
+
+// Every kind of future that await is given can be ended: a new version of raft
+// may have others.
+func TestFuturesOfRaftCanBeEnded(t *testing.T) {
+	conf := raft.DefaultConfig()
+	conf.LocalID, conf.LogOutput = "n1", io.Discard
+	store := raft.NewInmemStore()
+	_, trans := raft.NewInmemTransport("n1")
+	r, err := raft.NewRaft(conf, &systemFSM{}, store, store, raft.NewInmemSnapshotStore(), trans)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Shutdown().Error() }() // nothing is kept
+	for name, f := range map[string]raft.Future{
+		"apply":       r.Apply([]byte("x"), time.Second),
+		"barrier":     r.Barrier(time.Second),
+		"add":         r.AddVoter("n2", "n2", 0, time.Second),
+		"learner":     r.AddNonvoter("n2", "n2", 0, time.Second),
+		"remove":      r.RemoveServer("n2", 0, time.Second),
+		"snapshot":    r.Snapshot(),
+		"transfer":    r.LeadershipTransfer(),
+		"transfer to": r.LeadershipTransferToServer("n2", "n2"),
+	} {
+		over := make(chan struct{})
+		if !endBy(f, over) {
+			t.Errorf("%s: %T has no channel that ends a wait", name, f)
+		}
+		close(over)
+		if f.Error() == nil {
+			t.Errorf("%s: a node without a configuration did it", name)
+		}
+	}
 }
 
 // Whoever waits for another's declarations waits no longer than its context

@@ -454,7 +454,7 @@ func (n *Node) expireSessions(ctx context.Context, s *system) error {
 	if err != nil || v.SessionCount() == 0 {
 		return err
 	}
-	if err := s.await(s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
+	if err := s.awaitIn(ctx, s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
 		return classify(err)
 	}
 	if g := s.graceUntil.Load(); g != nil && time.Now().Before(*g) {

@@ -63,8 +63,9 @@ type group struct {
 	lateness map[raft.ServerID]int
 	// pulse is what liveness is told by.
 	pulse pulse
-	// ended is closed when raft's goroutines have ended.
-	ended chan struct{}
+	// ended ends when raft's goroutines have; end says so.
+	ended context.Context
+	end   context.CancelFunc
 
 	// office is set while this replica leads and its TermStart is applied.
 	office atomic.Pointer[office]
@@ -147,9 +148,10 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 		return fmt.Errorf("starting group %s: %w", g.id, err)
 	}
 	g.wire, g.changed, g.applied, g.stopped = wire, h.changed, h.applied, h.stopped
-	g.ended = make(chan struct{})
+	g.ended, g.end = context.WithCancel(context.Background())
 	r, err := newRaft(conf, h.fsm, quietLogs{logs, g}, quietTerms{g.guard, g}, h.snaps, wire)
 	if err != nil {
+		g.end()
 		return errors.Join(fmt.Errorf("starting raft of group %s: %w", g.id, err), wire.Close())
 	}
 	g.raft = r
@@ -245,46 +247,15 @@ func (g *group) shutdown() error {
 	g.life.running = false
 	g.life.Unlock()
 	if !first {
-		<-g.ended
+		<-g.ended.Done()
 		return nil
 	}
 	// raft closes its transport only after its goroutines have ended, and these
 	// may wait for a peer that is gone: close it first.
 	f := g.raft.Shutdown()
 	err := errors.Join(g.wire.Close(), f.Error())
-	close(g.ended)
+	g.end()
 	return err
-}
-
-// await waits for a future of raft. After a shutdown raft leaves futures
-// unanswered that it had taken: then the outcome is unknown.
-func (g *group) await(f raft.Future) error {
-	answer := make(chan error, 1)
-	go func() { answer <- f.Error() }() // left behind if raft never answers
-	select {
-	case err := <-answer:
-		return err
-	case <-g.ended:
-	}
-	select {
-	case err := <-answer:
-		return err
-	case <-time.After(10 * time.Millisecond): // an answer that is on its way
-		return raft.ErrRaftShutdown
-	}
-}
-
-// awaitIn is await for a caller who may not wait longer than ctx: raft answers
-// nothing while an fsync hangs. The outcome is then unknown.
-func (g *group) awaitIn(ctx context.Context, f raft.Future) error {
-	answer := make(chan error, 1)
-	go func() { answer <- g.await(f) }() // left behind as in await
-	select {
-	case err := <-answer:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("waiting for %s: %w: %w", g.id, base.ErrOutcomeUnknown, ctx.Err())
-	}
 }
 
 // watchOffice takes office whenever this replica becomes the leader.

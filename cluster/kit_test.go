@@ -20,10 +20,8 @@ import (
 	"github.com/keelstate/keelstate/raftfsm"
 )
 
-// raft leaves futures unanswered that it had taken when it was shut down; the
-// goroutine that waits for one then stays (cluster: group.await).
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+	goleak.VerifyTestMain(m)
 }
 
 // kit drives one shard of a test cluster as a client of package cluster.

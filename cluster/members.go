@@ -48,18 +48,20 @@ func (g *group) reconcileMembers(want []member, polled map[raft.ServerID]transpo
 	for _, m := range want {
 		wanted[m.id] = true
 	}
+	ctx, cancel := context.WithTimeout(g.ctx, configTimeout)
+	defer cancel()
 	if !wanted[raft.ServerID(g.replica)] {
 		if len(have) < 2 {
 			return nil // nobody else is there yet
 		}
 		// Somebody else must remove us: hand over first.
-		return g.await(g.raft.LeadershipTransfer())
+		return g.awaitIn(ctx, g.raft.LeadershipTransfer())
 	}
 	for id, s := range have {
 		if !wanted[id] {
 			g.logger.Info("removing a member", "member", string(id), "suffrage", s.Suffrage.String())
 			failpoint.Hit("cluster.members.before-remove")
-			err := g.await(g.raft.RemoveServer(id, 0, configTimeout))
+			err := g.awaitIn(ctx, g.raft.RemoveServer(id, 0, configTimeout))
 			failpoint.Hit("cluster.members.removed")
 			return err
 		}
@@ -67,17 +69,17 @@ func (g *group) reconcileMembers(want []member, polled map[raft.ServerID]transpo
 	for _, m := range want {
 		if _, ok := have[m.id]; !ok {
 			g.logger.Info("adding a learner", "member", string(m.id))
-			err := g.await(g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			err := g.awaitIn(ctx, g.raft.AddNonvoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
 			failpoint.Hit("cluster.members.learner-added")
 			return err
 		}
 	}
-	return g.promote(want, have, polled)
+	return g.promote(ctx, want, have, polled)
 }
 
 // promote makes a voter of a learner that holds all that was committed when this
 // leader first looked at it (R3); the newest commit would be a moving target.
-func (g *group) promote(want []member, have map[raft.ServerID]raft.Server, polled map[raft.ServerID]transport.TermAnswer) error {
+func (g *group) promote(ctx context.Context, want []member, have map[raft.ServerID]raft.Server, polled map[raft.ServerID]transport.TermAnswer) error {
 	commit := g.raft.CommitIndex()
 	for _, m := range want {
 		if !m.voter || have[m.id].Suffrage == raft.Voter {
@@ -90,7 +92,7 @@ func (g *group) promote(want []member, have map[raft.ServerID]raft.Server, polle
 		if a, ok := polled[m.id]; ok && a.LastIndex >= need {
 			g.logger.Info("promoting a learner that has caught up", "member", string(m.id), "index", a.LastIndex)
 			failpoint.Hit("cluster.members.before-promote")
-			err := g.await(g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
+			err := g.awaitIn(ctx, g.raft.AddVoter(m.id, raft.ServerAddress(m.node), 0, configTimeout))
 			failpoint.Hit("cluster.members.promoted")
 			return err
 		}

@@ -26,7 +26,7 @@ const metadataWait = time.Second
 func (r *replica) takeOffice(ctx context.Context, raftNode *raft.Raft, _ uint64) (uint64, error) {
 	// Everything before is applied after a barrier: whether the shard was
 	// founded is then known.
-	if err := r.await(raftNode.Barrier(enqueueTimeout)); err != nil {
+	if err := r.awaitIn(ctx, raftNode.Barrier(enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
 	if r.machine.Header().M == 0 {

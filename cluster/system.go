@@ -185,11 +185,11 @@ func (s *system) note() error {
 func (s *system) takeOffice(ctx context.Context, r *raft.Raft, _ uint64) (uint64, error) {
 	// Everything before is applied after a barrier: the clock is then the
 	// newest that any leader gave.
-	if err := s.await(r.Barrier(enqueueTimeout)); err != nil {
+	if err := s.awaitIn(ctx, r.Barrier(enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
 	before := s.store.Snapshot().Clock()
-	if err := s.await(r.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
+	if err := s.awaitIn(ctx, r.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
 	now := s.store.Snapshot().Clock()
@@ -301,7 +301,7 @@ func (s *system) propose(ctx context.Context, txn broadcast.Txn) (broadcast.Resu
 	defer cancel()
 	var res broadcast.Result
 	err := s.withLeader(ctx, func() error {
-		r, err := s.proposeHere(txn)
+		r, err := s.proposeHere(ctx, txn)
 		res = r
 		return err
 	}, func(leader base.NodeID) error {
@@ -325,8 +325,8 @@ func (s *system) propose(ctx context.Context, txn broadcast.Txn) (broadcast.Resu
 	return res, res.Err()
 }
 
-// proposeHere proposes at this leader, with its own stamp.
-func (s *system) proposeHere(txn broadcast.Txn) (broadcast.Result, error) {
+// proposeHere proposes at this leader, with its own stamp, and waits no longer than ctx.
+func (s *system) proposeHere(ctx context.Context, txn broadcast.Txn) (broadcast.Result, error) {
 	if _, err := s.leading(); err != nil {
 		return broadcast.Result{}, err
 	}
@@ -337,7 +337,7 @@ func (s *system) proposeHere(txn broadcast.Txn) (broadcast.Result, error) {
 	}
 	failpoint.Hit("cluster.metadata.before-propose")
 	f := s.raft.Apply(cmd, enqueueTimeout)
-	if err := s.await(f); err != nil {
+	if err := s.awaitIn(ctx, f); err != nil {
 		return broadcast.Result{}, classify(err)
 	}
 	r, ok := f.Response().(systemResult)
@@ -385,7 +385,7 @@ func (s *system) update(ctx context.Context, build func(*meta.View) (broadcast.T
 // serveSystem registers what other nodes may ask of the system leader.
 func (s *system) serveSystem() {
 	t := s.node.transport
-	t.Handle(methodSystemPropose, func(_ context.Context, _ base.NodeID, req []byte) ([]byte, error) {
+	t.Handle(methodSystemPropose, func(ctx context.Context, _ base.NodeID, req []byte) ([]byte, error) {
 		cmd, err := broadcast.DecodeCommand(req)
 		if err != nil {
 			return nil, err
@@ -393,7 +393,7 @@ func (s *system) serveSystem() {
 		if cmd.Kind != broadcast.CommandTxn {
 			return nil, base.Invalid("command", "only transactions are forwarded")
 		}
-		res, err := s.proposeHere(broadcast.Txn{Conditions: cmd.Conditions, Then: cmd.Then})
+		res, err := s.proposeHere(ctx, broadcast.Txn{Conditions: cmd.Conditions, Then: cmd.Then})
 		if err != nil {
 			return nil, err
 		}

@@ -20,10 +20,8 @@ import (
 	"github.com/keelstate/keelstate/raftfsm"
 )
 
-// raft leaves futures unanswered that it had taken when it was shut down; the
-// goroutine that waits for one then stays (cluster: group.await).
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+	goleak.VerifyTestMain(m)
 }
 
 // fake is a Backend whose answers a test chooses. What is not set panics, as a

@@ -27,8 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		main()
 	}
-	// raft leaves futures unanswered after its shutdown (cluster: group.await).
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+	goleak.VerifyTestMain(m)
 }
 
 const waitLimit = 60 * time.Second

@@ -17,10 +17,8 @@ import (
 	"github.com/keelstate/keelstate/examples/flights/job"
 )
 
-// raft leaves futures unanswered that it had taken when it was shut down; the
-// goroutine that waits for one then stays (cluster: group.await).
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+	goleak.VerifyTestMain(m)
 }
 
 func noEnv(string) string { return "" }

@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/keelstate/keelstate/cluster.(*group).await.func1"))
+	goleak.VerifyTestMain(m)
 }
 
 // drive runs workloads for a while and returns the history, read again from
