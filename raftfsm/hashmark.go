@@ -139,15 +139,9 @@ func (m *Machine) HashAt(ctx context.Context, id uint64) (*HashReport, error) {
 		Mark: id, Index: v.AppliedIndex, Epoch: v.Epoch, Incarnation: v.Incarnation,
 		ClockMs: v.ClockMs, Sequence: v.Sequence, Range: v.Range, Op: mark.hashes,
 	}
-	for g := v.Range.Lo; g < v.Range.Hi; g++ {
-		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("hashing at mark %d: %w", id, err)
-		}
-		h, err := v.Hash(g)
-		if err != nil {
-			return nil, fmt.Errorf("hashing group %d at mark %d: %w", g, id, err)
-		}
-		r.Content = append(r.Content, h)
+	var err error
+	if r.Content, err = v.HashAll(ctx); err != nil {
+		return nil, fmt.Errorf("hashing at mark %d: %w", id, err)
 	}
 	return r, nil
 }

@@ -368,6 +368,11 @@ func (v *ReadView) Hash(g keygroup.Group) (state.Hash128, error) {
 	return v.layout.HashGroup(v.view, v.Declarations(), g)
 }
 
+// HashAll returns the content hashes of all key groups of the view, in order.
+func (v *ReadView) HashAll(ctx context.Context) ([]state.Hash128, error) {
+	return v.layout.HashGroups(ctx, v.view, v.Declarations(), v.Range)
+}
+
 // WaitApplied waits until the entry of the given index is applied, the context
 // ends, or the machine stops.
 func (m *Machine) WaitApplied(ctx context.Context, index uint64) error {

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -57,24 +58,49 @@ func HashEntry(id engine.FamilyID, key, value []byte, scratch []byte) (Hash128, 
 // HashGroup returns the content hash of one key group over the given states.
 // Use a View as the reader, so that all of it is of one instant.
 func (l Layout) HashGroup(r engine.Reader, decls []*Declaration, g keygroup.Group) (Hash128, error) {
-	var sum Hash128
-	if int(g) >= l.M {
-		return sum, base.Invalid("group", fmt.Sprintf("there are %d key groups", l.M))
+	sums, err := l.HashGroups(context.Background(), r, decls, keygroup.Range{Lo: g, Hi: g + 1})
+	if err != nil {
+		return Hash128{}, err
 	}
-	lo, hi := l.groupBounds(keygroup.Range{Lo: g, Hi: g + 1})
-	var scratch []byte
+	return sums[0], nil
+}
+
+// hashCheck is after how many entries HashGroups looks at its context.
+const hashCheck = 1024
+
+// HashGroups returns the content hash of each key group of a range over the given
+// states, with one scan of each state: where a table in memory is not sorted, to
+// begin a scan costs as much as the whole table.
+func (l Layout) HashGroups(ctx context.Context, r engine.Reader, decls []*Declaration, groups keygroup.Range) ([]Hash128, error) {
+	if int(groups.Hi) > l.M || groups.Lo > groups.Hi {
+		return nil, base.Invalid("groups", fmt.Sprintf("there are %d key groups", l.M))
+	}
+	sums := make([]Hash128, int(groups.Hi)-int(groups.Lo))
 	for _, d := range decls {
-		it := r.Scan(d.ID, lo, hi, engine.ScanOptions{})
-		for it.Next() {
-			var h Hash128
-			h, scratch = HashEntry(d.ID, it.Key(), it.Value(), scratch)
-			sum = sum.Plus(h)
-		}
-		err := it.Err()
-		it.Close()
-		if err != nil {
-			return Hash128{}, fmt.Errorf("hashing key group %d of state %d: %w", g, d.ID, err)
+		if err := l.hashState(ctx, r, d, groups, sums); err != nil {
+			return nil, fmt.Errorf("hashing the key groups %s of state %d: %w", groups, d.ID, err)
 		}
 	}
-	return sum, nil
+	return sums, nil
+}
+
+// hashState adds the entries of one state to the sums of their groups.
+func (l Layout) hashState(ctx context.Context, r engine.Reader, d *Declaration, groups keygroup.Range, sums []Hash128) error {
+	lo, hi := l.groupBounds(groups)
+	it := r.Scan(d.ID, lo, hi, engine.ScanOptions{})
+	defer it.Close()
+	var scratch []byte
+	for n := 0; it.Next(); n++ {
+		if n%hashCheck == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		g, _, err := keygroup.CutGroup(it.Key(), l.M)
+		if err != nil {
+			return err
+		}
+		var h Hash128
+		h, scratch = HashEntry(d.ID, it.Key(), it.Value(), scratch)
+		sums[g-groups.Lo] = sums[g-groups.Lo].Plus(h)
+	}
+	return it.Err()
 }

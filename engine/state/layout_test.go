@@ -2,6 +2,7 @@ package state_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -384,7 +385,20 @@ func TestContentHashIsASumOverEntries(t *testing.T) {
 		}
 		return out
 	}
+	// All at once, and some, are the same as one by one.
+	ranges := func(e *env) {
+		t.Helper()
+		all := hashes(e, decls)
+		for _, r := range []keygroup.Range{{Lo: 0, Hi: 8}, {Lo: 3, Hi: 6}, {Lo: 5, Hi: 5}} {
+			got, err := e.l.HashGroups(t.Context(), e.store, decls, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal(t, r.String(), got, append([]state.Hash128{}, all[r.Lo:r.Hi]...))
+		}
+	}
 	a, b := newEnv(t, 8, decls...), newEnv(t, 8, decls...)
+	ranges(a)
 	for _, h := range hashes(a, decls) {
 		equal(t, "hash of nothing", h, state.Hash128{})
 	}
@@ -392,6 +406,7 @@ func TestContentHashIsASumOverEntries(t *testing.T) {
 	fill(a, order)
 	slices.Reverse(order)
 	fill(b, order)
+	ranges(a)
 	equal(t, "another order", hashes(b, decls), hashes(a, decls))
 	var sum, parts, single state.Hash128
 	for _, h := range hashes(a, decls) {
@@ -420,6 +435,14 @@ func TestContentHashIsASumOverEntries(t *testing.T) {
 	}
 	if _, err := a.l.HashGroup(a.store, decls, 8); !errors.Is(err, base.ErrInvalid) {
 		t.Fatalf("group 8 of 8: %v", err)
+	}
+	if _, err := a.l.HashGroups(t.Context(), a.store, decls, keygroup.Range{Lo: 2, Hi: 1}); !errors.Is(err, base.ErrInvalid) {
+		t.Fatalf("a range backwards: %v", err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := a.l.HashGroups(gone, a.store, decls, keygroup.Range{Lo: 0, Hi: 8}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a caller that is gone: %v", err)
 	}
 	golden(t, "content-hash.txt", []byte(fmt.Sprintln(sum)+fmt.Sprintln(hashes(a, decls))))
 	if _, err := state.ParseHash128("xyz"); !errors.Is(err, base.ErrInvalid) {
