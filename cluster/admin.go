@@ -207,7 +207,7 @@ func (r *replica) hashAt(ctx context.Context, q shardRequest) (*ReplicaHash, err
 	if err := r.healthy(); err != nil {
 		return nil, err
 	}
-	r.hashedAt.Store(time.Now().UnixNano())
+	r.hashedAt.set(time.Now())
 	report, err := r.machine.HashAt(ctx, mark)
 	if errors.Is(err, base.ErrNotFound) {
 		_, lerr := r.leading()

@@ -188,7 +188,7 @@ func (n *Node) FeelPulses() {
 // PulsesSince fails while the main loop of a group has not answered since t.
 func (n *Node) PulsesSince(t time.Time) error {
 	for _, g := range n.groups() {
-		if g.pulse.loop.Load() < t.UnixNano() {
+		if at := g.pulse.loop.at.Load(); at == nil || at.Before(t) {
 			return fmt.Errorf("%s has not answered", g.id)
 		}
 	}

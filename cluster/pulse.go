@@ -14,9 +14,8 @@ import (
 // on: raft's main loop, and the one that applies. Neither needs a quorum for it.
 type pulse struct {
 	// loop is when the main loop last answered, apply when the state machine last
-	// had all it was given or got further; unix nanoseconds, 0 before the first
-	// look.
-	loop, apply atomic.Int64
+	// had all it was given or got further; not set before the first look.
+	loop, apply moment
 	probing     atomic.Bool   // one probe at a time; it waits as long as the loop hangs
 	applied     atomic.Uint64 // at the last look
 }
@@ -39,15 +38,16 @@ func (g *group) watchPulse() {
 }
 
 func (g *group) feelPulse() {
-	now := time.Now().UnixNano()
+	now := time.Now()
 	given := g.log.NewestCommandAtOrBelow(g.raft.AppliedIndex())
-	if has := g.applied(); has >= given || has != g.pulse.applied.Load() || g.pulse.apply.Load() == 0 {
+	_, looked := g.pulse.apply.age(now)
+	if has := g.applied(); has >= given || has != g.pulse.applied.Load() || !looked {
 		g.pulse.applied.Store(has)
-		g.pulse.apply.Store(now)
+		g.pulse.apply.set(now)
 	}
-	g.pulse.loop.CompareAndSwap(0, now)
+	g.pulse.loop.setFirst(now)
 	if g.guard.HighestTerm() == 0 {
-		g.pulse.loop.Store(now) // raft would take the probe for a leader's first word
+		g.pulse.loop.set(now) // raft would take the probe for a leader's first word
 		return
 	}
 	if !g.pulse.probing.CompareAndSwap(false, true) {
@@ -56,7 +56,7 @@ func (g *group) feelPulse() {
 	g.spawn(func() {
 		defer g.pulse.probing.Store(false)
 		if g.wire.Probe(g.ctx) == nil {
-			g.pulse.loop.Store(time.Now().UnixNano())
+			g.pulse.loop.set(time.Now())
 		}
 	})
 }
@@ -73,9 +73,9 @@ func (g *group) hangs(now time.Time, limit time.Duration) string {
 func (p *pulse) hangs(now time.Time, limit time.Duration) string {
 	for _, part := range []struct {
 		name string
-		at   int64
-	}{{"raft's main loop", p.loop.Load()}, {"the state machine", p.apply.Load()}} {
-		if age := now.Sub(time.Unix(0, part.at)); part.at != 0 && age > limit {
+		at   *moment
+	}{{"raft's main loop", &p.loop}, {"the state machine", &p.apply}} {
+		if age, looked := part.at.age(now); looked && age > limit {
 			return fmt.Sprintf("%s has not gone on for %s", part.name, age.Round(time.Second))
 		}
 	}

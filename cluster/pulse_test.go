@@ -8,19 +8,19 @@ import (
 
 func TestPulseNamesWhatHangs(t *testing.T) {
 	now := time.Now()
-	at := func(age time.Duration) int64 { return now.Add(-age).UnixNano() }
+	at := func(age time.Duration) *time.Time { t := now.Add(-age); return &t }
 	for _, c := range []struct {
-		loop, apply int64
+		loop, apply *time.Time
 		want        string
 	}{
-		{0, 0, ""}, // never looked at
+		{nil, nil, ""}, // never looked at
 		{at(time.Second), at(2 * time.Second), ""},
 		{at(time.Minute), at(time.Second), "main loop"},
 		{at(time.Second), at(time.Minute), "state machine"},
 	} {
 		var p pulse
-		p.loop.Store(c.loop)
-		p.apply.Store(c.apply)
+		p.loop.at.Store(c.loop)
+		p.apply.at.Store(c.apply)
 		if got := p.hangs(now, liveLimit); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%q, want %q", got, c.want)
 		}

@@ -247,8 +247,8 @@ func (r *replica) check(v *meta.View) {
 	if _, err := r.machine.DurableIndex(); err != nil {
 		r.logger.Warn("reading the durable index", "error", err)
 	}
-	if at := r.hashedAt.Load(); at != 0 && time.Since(time.Unix(0, at)) > markKept {
-		r.hashedAt.Store(0)
+	if age, marked := r.hashedAt.age(time.Now()); marked && age > markKept {
+		r.hashedAt.clear()
 		r.machine.ReleaseMarks()
 	}
 	if r.ready() == "" {

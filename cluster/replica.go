@@ -52,8 +52,8 @@ type replica struct {
 	declaring chan struct{}
 	// keptBytes is the size of the log after the last snapshot.
 	keptBytes atomic.Uint64
-	// hashedAt is when a hash mark was last used, in ns since 1970; 0: no marks.
-	hashedAt atomic.Int64
+	// hashedAt is when a hash mark was last used; not set: no marks.
+	hashedAt moment
 	// purging counts the looks in which an idle leader still proposes ticks, for
 	// dropped families to go; owned by the check loop.
 	purging int

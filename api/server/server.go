@@ -197,15 +197,17 @@ func (s *Server) waitReceivers(ctx context.Context) {
 // addressCache finds the gRPC address of a node for error details. It asks for
 // the topology at most once per addressAge: errors with a hint come in bursts.
 type addressCache struct {
-	at    atomic.Int64 // unix nanoseconds of the last look
+	// at is when it was last looked, with its monotonic reading: a step of the
+	// wall clock neither stops the looks nor makes one for every error.
+	at    atomic.Pointer[time.Time]
 	known atomic.Pointer[map[base.NodeID]string]
 }
 
 const addressAge = time.Second
 
 func (c *addressCache) lookup(ctx context.Context, b Backend, n base.NodeID) string {
-	last, now := c.at.Load(), time.Now().UnixNano()
-	if now-last > int64(addressAge) && c.at.CompareAndSwap(last, now) {
+	last, now := c.at.Load(), time.Now()
+	if (last == nil || now.Sub(*last) > addressAge) && c.at.CompareAndSwap(last, &now) {
 		if t, err := b.Topology(ctx, 0); err == nil {
 			m := make(map[base.NodeID]string, len(t.Nodes))
 			for _, node := range t.Nodes {

@@ -16,4 +16,7 @@
 //	LI7  No file names the host of a package registry or mirror.
 //	LI8  Every direct dependency is in docs/dependencies.md with its licence and
 //	     reason; none has a licence that the product cannot carry.
+//	LI9  A node's code turns a time into a number, or back, only where
+//	     testdata/allowed-wallclock.txt says why: what is left has no monotonic
+//	     reading, and a step of the wall clock misleads whoever compares it.
 package lint

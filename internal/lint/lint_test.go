@@ -157,6 +157,11 @@ func TestSkipsAreAllowed(t *testing.T) {
 	checkList(t, "skips", "allowed-skips.txt", findSkips)
 }
 
+// LI9.
+func TestWallClockIsAllowed(t *testing.T) {
+	checkList(t, "takes the monotonic reading off a time", "allowed-wallclock.txt", findWallClock)
+}
+
 func checkList(t *testing.T, what, list string, find func(sourceFile) []call) {
 	t.Helper()
 	allowed, err := readAllowed(filepath.Join("testdata", list))

@@ -106,6 +106,26 @@ func TestRuleSleeps(t *testing.T) {
 	}
 }
 
+func TestRuleWallClock(t *testing.T) {
+	head := "package p\nimport \"time\"\n"
+	for text, bad := range map[string]int{
+		head + "func f() int64 { return time.Now().UnixNano() }\n":                                1,
+		head + "func f(t time.Time) (int64, time.Time) { return t.UnixMilli(), time.Unix(0, 1) }": 2,
+		head + "func f(t time.Time) time.Time { return t.Round(0) }\n":                            1,
+		head + "func f(d time.Duration) time.Duration { return d.Round(time.Second) }\n":          0,
+		head + "func f(t time.Time) time.Duration { return time.Since(t) }\n":                     0,
+	} {
+		if got := findWallClock(parse(t, "cluster/gossip/x.go", text)); len(got) != bad {
+			t.Errorf("%q: %v; want %d", text, got, bad)
+		}
+		for _, other := range []string{"cluster/x_test.go", "jepsen/x.go"} {
+			if got := findWallClock(parse(t, other, text)); len(got) != 0 {
+				t.Errorf("%s is under the rule: %v", other, got)
+			}
+		}
+	}
+}
+
 func TestRuleSkips(t *testing.T) {
 	s := parse(t, "p/x_test.go", `package p
 import ("testing"; "pgregory.net/rapid")

@@ -143,6 +143,46 @@ func isSelector(e ast.Expr, pkg, name string) bool {
 	return ok && id.Name == pkg
 }
 
+// timed are the packages under LI9, with what is below them.
+var timed = []string{"cluster", "api", "client", "raftfsm", "cmd/node"}
+
+// findWallClock finds where a file under LI9 takes the monotonic reading off a
+// time: conversions to and from numbers, and Round(0).
+func findWallClock(s sourceFile) []call {
+	if !underAny(path.Dir(s.rel), timed) || s.isTest() {
+		return nil
+	}
+	var found []call
+	for _, d := range s.file.Decls {
+		function := "(package level)"
+		if f, ok := d.(*ast.FuncDecl); ok {
+			function = f.Name.Name
+		}
+		ast.Inspect(d, func(n ast.Node) bool {
+			c, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			sel, ok := c.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			switch sel.Sel.Name {
+			case "Unix", "UnixMilli", "UnixMicro", "UnixNano":
+				found = append(found, call{s.rel, function, s.at(c)})
+			case "Round":
+				if len(c.Args) == 1 {
+					if zero, ok := c.Args[0].(*ast.BasicLit); ok && zero.Value == "0" {
+						found = append(found, call{s.rel, function, s.at(c)})
+					}
+				}
+			}
+			return true
+		})
+	}
+	return found
+}
+
 // findSkips finds calls of Skip, Skipf and SkipNow, except on a *rapid.T, where
 // they only discard one draw. Harnesses that are no test files count as well.
 func findSkips(s sourceFile) []call {
