@@ -20,7 +20,7 @@ import (
 var (
 	realFor    = flag.Duration("real-for", 10*time.Second, "how long TestCrashRealCluster injects faults")
 	realSeed   = flag.Uint64("real-seed", 1, "its seed")
-	realFaults = flag.String("real-faults", "kill,restart,pause,partition,one-way,flap,loss,duplicate,delay,reset,bandwidth,cpu,slow-disk,power-loss,fsync-error,transfer",
+	realFaults = flag.String("real-faults", "kill,restart,pause,partition,one-way,flap,loss,duplicate,delay,reset,bandwidth,cpu,slow-disk,hung-disk,full-disk,power-loss,fsync-error,bit-flip,transfer,clock",
 		"its faults, by name or kind, separated by commas")
 )
 
@@ -43,7 +43,6 @@ func TestCrashRealCluster(t *testing.T) {
 	must(t, err)
 
 	env := NewEnv(f, *realSeed)
-	env.SpareFiles = []string{"IDENTITY"} // a node without a valid one refuses to start
 	faults, _ := Catalogue(env)
 	faults, err = Select(faults, strings.Split(*realFaults, ","))
 	must(t, err)

@@ -286,8 +286,8 @@ func (e *Env) proveWithout(ctx context.Context, down *host.Node) error {
 // digits of names tell files of one class apart.
 var digits = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
 
-// flipTarget draws a file of a victim: first a class of files, such as #.sst or
-// MANIFEST-#, all equally likely, then one of the class.
+// flipTarget draws a file of a victim: first a class of files, such as the tables
+// of the stores or the node's IDENTITY, all equally likely, then one of the class.
 func (e *Env) flipTarget(rnd *rand.Rand, n *host.Node) (path string, size int64, err error) {
 	files, err := n.Files()
 	if err != nil {
@@ -296,13 +296,11 @@ func (e *Env) flipTarget(rnd *rand.Rand, n *host.Node) (path string, size int64,
 	sizes, classes := make(map[string]int64), make(map[string][]string)
 	for _, path := range files {
 		info, err := os.Stat(path)
-		base := filepath.Base(path)
-		spared := slices.ContainsFunc(e.SpareFiles, func(glob string) bool { ok, err := filepath.Match(glob, base); return ok && err == nil })
-		if err != nil || info.Size() == 0 || spared {
+		if err != nil || info.Size() == 0 {
 			continue
 		}
 		sizes[path] = info.Size()
-		class := digits.ReplaceAllString(base, "#")
+		class := digits.ReplaceAllString(strings.TrimPrefix(path, n.Disk.Dir), "#")
 		classes[class] = append(classes[class], path)
 	}
 	if len(classes) == 0 {

@@ -103,9 +103,6 @@ type Env struct {
 	// StopLimit bounds a graceful stop, after which the node is killed; default
 	// 40 s.
 	StopLimit time.Duration
-	// SpareFiles are globs of base names that no bit flip hits, for files whose
-	// damage the product answers by refusing to start.
-	SpareFiles []string
 
 	victims []string
 

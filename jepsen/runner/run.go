@@ -135,8 +135,6 @@ func (r *run) chooseFaults() error {
 	r.env.Clock = r.clock
 	// A node that is paused or hangs, too, does not hold the schedule up for long.
 	r.env.StopLimit = 15 * time.Second
-	// A node whose identity is damaged refuses to start, which is its answer.
-	r.env.SpareFiles = []string{"IDENTITY"}
 	all, missing := nemesis.Catalogue(r.env)
 	r.report.Missing = missing
 	r.report.Victims = r.env.Victims()
