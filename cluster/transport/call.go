@@ -78,7 +78,7 @@ func (t *Transport) callRemote(ctx context.Context, node base.NodeID, method uin
 		err  error
 	}
 	got := make(chan answer, 1)
-	id, err := c.start(b, typeCall, 0, &pending{done: func(body []byte, err error) { got <- answer{body, err} }}, ctx.Done(), nil)
+	id, err := c.start(b, typeCall, 0, &pending{done: func(body []byte, err error) { got <- answer{body, err} }}, ctx.Done(), time.Time{})
 	if err != nil {
 		return nil, err
 	}

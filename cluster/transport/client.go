@@ -218,8 +218,8 @@ type clientConn struct {
 }
 
 // start registers a request and queues its frame. b comes from beginFrame.
-// After an error p.done is not called.
-func (c *clientConn) start(b []byte, t frameType, g base.GroupID, p *pending, stop <-chan struct{}, timeout <-chan time.Time) (uint64, error) {
+// It waits for room as send does. After an error p.done is not called.
+func (c *clientConn) start(b []byte, t frameType, g base.GroupID, p *pending, stop <-chan struct{}, until time.Time) (uint64, error) {
 	c.pmu.Lock()
 	if c.failed {
 		c.pmu.Unlock()
@@ -231,7 +231,7 @@ func (c *clientConn) start(b []byte, t frameType, g base.GroupID, p *pending, st
 	c.pmu.Unlock()
 	err := sealFrame(b, frame{typ: t, group: g, id: id})
 	if err == nil {
-		err = c.send(b, stop, timeout)
+		err = c.send(b, stop, until)
 	}
 	if err != nil {
 		if c.forget(id) == nil {
@@ -343,7 +343,7 @@ func (l *clientLane) roundTrip(ctx context.Context, b []byte, t frameType, g bas
 	}
 	got := make(chan answer, 1)
 	p := &pending{done: func(body []byte, err error) { got <- answer{body, err} }}
-	id, err := c.start(b, t, g, p, ctx.Done(), nil)
+	id, err := c.start(b, t, g, p, ctx.Done(), time.Time{})
 	if err != nil {
 		return nil, err
 	}

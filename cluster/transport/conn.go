@@ -23,7 +23,7 @@ type wireConn struct {
 	peer     Identity
 	limited  bool // only admission calls may pass
 	maxQueue int  // bytes
-	metrics  *metrics
+	traffic  traffic
 	onClose  func(*wireConn) // called once, after the connection is closed
 
 	mu struct {
@@ -41,7 +41,7 @@ type wireConn struct {
 
 func newWireConn(nc net.Conn, l lane, peer Identity, limited bool, t *Transport) *wireConn {
 	c := &wireConn{
-		nc: nc, lane: l, peer: peer, limited: limited, maxQueue: t.opts.SendQueueBytes, metrics: t.metrics, onClose: t.disown,
+		nc: nc, lane: l, peer: peer, limited: limited, maxQueue: t.opts.SendQueueBytes, traffic: t.metrics.traffic(l), onClose: t.disown,
 		wake: make(chan struct{}, 1), done: make(chan struct{}), born: time.Now(),
 	}
 	c.mu.space = make(chan struct{})
@@ -55,12 +55,18 @@ func (c *wireConn) trySend(b []byte) error {
 }
 
 // send queues a sealed frame; it waits for room until stop is closed or the
-// timer fires.
-func (c *wireConn) send(b []byte, stop <-chan struct{}, timeout <-chan time.Time) error {
+// time is over (zero: never).
+func (c *wireConn) send(b []byte, stop <-chan struct{}, until time.Time) error {
+	var timeout <-chan time.Time // made when it has to wait, which is seldom
 	for {
 		space, err := c.put(b)
 		if err == nil || space == nil {
 			return err
+		}
+		if timeout == nil && !until.IsZero() {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			timeout = timer.C
 		}
 		select {
 		case <-space:
@@ -138,7 +144,7 @@ func (c *wireConn) writeLoop() {
 			written += len(b)
 			batch[i] = nil
 		}
-		c.metrics.sent(c.lane, len(batch), written)
+		c.traffic.sent(len(batch), written)
 	}
 }
 
@@ -168,7 +174,7 @@ func (c *wireConn) err() error {
 // received notes a frame for liveness and metrics.
 func (c *wireConn) received(f frame) {
 	c.lastRead.Store(int64(time.Since(c.born)))
-	c.metrics.received(c.lane, headerSize+len(f.body))
+	c.traffic.received(headerSize + len(f.body))
 }
 
 // silence is how long nothing was received.

@@ -297,6 +297,6 @@ func (c *serverConn) writeBulk(f frame, b []byte) error {
 	if _, err := c.nc.Write(b); err != nil {
 		return fmt.Errorf("writing to node %s: %w: %w", c.peer.Node, base.ErrUnavailable, err)
 	}
-	c.metrics.sent(c.lane, 1, len(b))
+	c.traffic.sent(1, len(b))
 	return nil
 }

@@ -207,6 +207,7 @@ func (g *Group) next() (in inbound, ok bool) {
 // it takes the next, so waiting for the answer costs no parallelism, and a
 // vote or heartbeat overtakes the appends that wait here.
 func (g *Group) pump() {
+	answer := make(chan raft.RPCResponse, 1) // empty between two requests
 	for {
 		in, ok := g.next()
 		if !ok {
@@ -228,7 +229,6 @@ func (g *Group) pump() {
 				continue
 			}
 		}
-		answer := make(chan raft.RPCResponse, 1)
 		select {
 		case g.consumer <- raft.RPC{Command: in.cmd, Reader: in.reader, RespChan: answer}:
 		case <-g.done:

@@ -77,7 +77,8 @@ func (g *Group) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, arg
 	}
 	stall := time.NewTimer(g.t.opts.StallTimeout)
 	defer stall.Stop()
-	req, err := conn.start(putInstall(beginFrame(len(manifest)+512), id, args, manifest), typeInstall, g.id, p, g.done, stall.C)
+	req, err := conn.start(putInstall(beginFrame(len(manifest)+512), id, args, manifest), typeInstall, g.id, p, g.done,
+		time.Now().Add(g.t.opts.StallTimeout))
 	if err != nil {
 		return fmt.Errorf("sending a snapshot of group %s: %w", g.id, err)
 	}

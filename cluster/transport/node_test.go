@@ -367,8 +367,8 @@ func TestMetricNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.sent(laneUrgent, 1, 1)
-	m.received(laneUrgent, 1)
+	m.traffic(laneUrgent).sent(1, 1)
+	m.traffic(laneUrgent).received(1)
 	m.refused(base.ErrIdentity)
 	m.dials.WithLabelValues("ok").Inc()
 	m.fileBytes.WithLabelValues("sent").Inc()

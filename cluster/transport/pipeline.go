@@ -106,12 +106,11 @@ func (p *pipeline) AppendEntries(args *raft.AppendEntriesRequest, resp *raft.App
 		start: time.Now(), args: args, resp: resp, parts: len(parts),
 		answer: make(chan partAnswer, len(parts)), done: make(chan struct{}),
 	}
-	timer := time.NewTimer(p.g.t.opts.AppendTimeout)
-	defer timer.Stop()
+	until := f.start.Add(p.g.t.opts.AppendTimeout)
 	for _, part := range parts {
 		_, err := p.conn.start(appendFrame(p.id, part), typeAppend, p.g.id, &pending{
 			done: func(body []byte, err error) { f.answer <- partAnswer{body, err} },
-		}, p.done, timer.C)
+		}, p.done, until)
 		if err != nil {
 			p.end(fmt.Errorf("sending for group %s: %w", p.g.id, err))
 			return nil, p.why()
@@ -142,15 +141,19 @@ func (p *pipeline) why() error { return *p.cause.Load() }
 // run completes the futures in order until the pipeline ends.
 func (p *pipeline) run() {
 	defer p.failRest()
+	timer := time.NewTimer(p.g.t.opts.AppendTimeout) // of the append that complete waits for
+	defer timer.Stop()
 	for {
 		select {
 		case f := <-p.inflight:
-			if err := p.complete(f); err != nil {
+			timer.Reset(time.Until(f.start.Add(p.g.t.opts.AppendTimeout)))
+			if err := p.complete(f, timer.C); err != nil {
 				p.end(err)
 				f.err = err
 				close(f.done)
 				return
 			}
+			timer.Stop()
 			close(f.done)
 			select {
 			case p.ready <- f:
@@ -179,17 +182,16 @@ func (p *pipeline) failRest() {
 	}
 }
 
-// complete waits for the parts of one append. The last answer decides; after a
-// refusal the answers of later parts are refusals too and say less.
-func (p *pipeline) complete(f *appendFuture) error {
-	timer := time.NewTimer(time.Until(f.start.Add(p.g.t.opts.AppendTimeout)))
-	defer timer.Stop()
+// complete waits for the parts of one append until timeout. The last answer
+// decides; after a refusal the answers of later parts are refusals too and say
+// less.
+func (p *pipeline) complete(f *appendFuture, timeout <-chan time.Time) error {
 	var resp raft.AppendEntriesResponse
 	for i := range f.parts {
 		var a partAnswer
 		select {
 		case a = <-f.answer:
-		case <-timer.C:
+		case <-timeout:
 			return fmt.Errorf("waiting for an append of group %s to %s: %w: %w", p.g.id, p.target, base.ErrUnavailable, context.DeadlineExceeded)
 		case <-p.done:
 			return p.why()
