@@ -302,10 +302,12 @@ func (n *Node) leadSystem(s *system, v *meta.View) {
 			n.logger.Warn(doing, "error", err)
 		}
 	}
-	if op, spec, err := v.FoundingOperation(); err == nil && op != nil && !op.Finished() {
-		warn("founding the cluster", n.driveFounding(ctx, s, v, op, spec))
-	} else {
-		warn("reading the founding", err)
+	if founding(v) {
+		op, spec, err := v.FoundingOperation()
+		if err == nil {
+			err = n.driveFounding(ctx, s, v, op, spec)
+		}
+		warn("founding the cluster", err)
 	}
 	warn("changing the system group's members", s.reconcileMembers(s.wantedMembers(v), nil))
 	warn("ending sessions", n.expireSessions(ctx, s))

@@ -113,7 +113,7 @@ func (g *group) raftConfig() *raft.Config {
 	c.HeartbeatTimeout = g.opts.ElectionTimeout
 	c.ElectionTimeout = g.opts.ElectionTimeout
 	c.LeaderLeaseTimeout = g.opts.ElectionTimeout
-	c.CommitTimeout = g.opts.ElectionTimeout / 10
+	c.CommitTimeout = g.opts.CommitTimeout
 	c.MaxAppendEntries = 512
 	c.BatchApplyCh = true
 	c.ShutdownOnRemove = false

@@ -81,14 +81,14 @@ func (n *Node) runningReplicas() []*replica {
 }
 
 // leadersInterval is how often the led groups are told again, for those that
-// missed it.
+// missed it, if Options.CheckInterval is not longer.
 const leadersInterval = 2 * time.Second
 
 // announceLeaders tells every node which groups this node leads, when that
-// changes and every leadersInterval.
+// changes and from time to time.
 func (n *Node) announceLeaders() {
 	var told map[base.GroupID]uint64
-	timer := time.NewTicker(leadersInterval)
+	timer := time.NewTicker(max(leadersInterval, n.opts.CheckInterval))
 	defer timer.Stop()
 	for {
 		changed := n.changes.wait()

@@ -279,6 +279,7 @@ func (n *Node) openTransport() error {
 		Network: n.opts.Network, ListenAddr: n.opts.RaftAddr,
 		Identity: transport.Identity{Cluster: id.Cluster, Node: id.Node, Disk: id.Disk, Engine: id.Engine},
 		Resolver: n.resolve, CheckPeer: n.checkPeer, Logger: n.logger, Registerer: n.opts.Registerer,
+		PingInterval: pingInterval(n.opts.ElectionTimeout),
 	})
 	if err != nil {
 		return err

@@ -53,6 +53,9 @@ type Options struct {
 
 	// ElectionTimeout is Raft's heartbeat and election timeout. Default 500 ms.
 	ElectionTimeout time.Duration
+	// CommitTimeout is about how soon the followers of a group without new entries
+	// hear what was committed last. Default a tenth of ElectionTimeout.
+	CommitTimeout time.Duration
 	// SyncLimit is how old a write of the Raft log may be before the node falls
 	// silent, so that others lead. Default 3 s.
 	SyncLimit time.Duration
@@ -108,6 +111,7 @@ func (o *Options) EnsureDefaults() {
 		o.Log.FS = vfs.OS
 	}
 	def(&o.ElectionTimeout, 500*time.Millisecond)
+	def(&o.CommitTimeout, o.ElectionTimeout/10)
 	def(&o.SyncLimit, 3*time.Second)
 	if o.DiskSpace == nil {
 		o.DiskSpace = diskSpace
@@ -120,6 +124,13 @@ func (o *Options) EnsureDefaults() {
 	def(&o.AppliedLagBound, 10_000)
 	def(&o.ScrubInterval, 24*time.Hour)
 	def(&o.ScrubBytesPerSecond, 16<<20)
+}
+
+// pingInterval is how often an idle connection to a node is tried: a black hole
+// need not be found sooner than a leader is missed. It is bounded, for nodes may
+// have different options.
+func pingInterval(election time.Duration) time.Duration {
+	return min(max(election, time.Second), 5*time.Second)
 }
 
 func def[T comparable](v *T, d T) {

@@ -20,12 +20,21 @@ type pulse struct {
 	applied     atomic.Uint64 // at the last look
 }
 
-// pulseInterval is how often a group is looked at; far below liveLimit.
-const pulseInterval = 2 * time.Second
+// pulseInterval is how often a group is looked at, if Options.CheckInterval is
+// not longer; maxPulseInterval is far below liveLimit.
+const (
+	pulseInterval    = 2 * time.Second
+	maxPulseInterval = liveLimit / 4
+)
+
+// pulsePace is how often a group is looked at.
+func pulsePace(check time.Duration) time.Duration {
+	return min(max(pulseInterval, check), maxPulseInterval)
+}
 
 // watchPulse looks at the group until it is closed.
 func (g *group) watchPulse() {
-	tick := time.NewTicker(pulseInterval)
+	tick := time.NewTicker(pulsePace(g.opts.CheckInterval))
 	defer tick.Stop()
 	for {
 		g.feelPulse()

@@ -226,10 +226,7 @@ func (r *replica) checkLoop() {
 }
 
 // founding says whether the cluster's founding has not ended yet.
-func founding(v *meta.View) bool {
-	op, _, err := v.FoundingOperation()
-	return err == nil && op != nil && !op.Finished()
-}
+func founding(v *meta.View) bool { return v.FoundingUnderWay() }
 
 // check looks after one running replica: its log's size, and, as the leader,
 // the clock, ended sessions, declarations, membership and balance.
@@ -251,8 +248,8 @@ func (r *replica) check(v *meta.View) {
 		r.hashedAt.clear()
 		r.machine.ReleaseMarks()
 	}
-	if r.ready() == "" {
-		r.removeReplaced()
+	if !r.alone && r.ready() == "" {
+		r.alone = r.removeReplaced()
 	}
 	o, err := r.leading()
 	if err != nil {

@@ -61,6 +61,8 @@ type replica struct {
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time
+	// alone: no files of older generations are left beside this one's.
+	alone bool
 }
 
 const (
@@ -556,13 +558,14 @@ const replacedSuffix = ".replaced"
 
 // removeReplaced removes the files of older generations, now that this one is
 // ready.
-func (r *replica) removeReplaced() {
+func (r *replica) removeReplaced() (gone bool) {
 	parent := filepath.Dir(r.dir)
 	names, err := dirNames(parent)
 	if err != nil {
 		r.logger.Warn("looking for replaced files", "error", err)
-		return
+		return false
 	}
+	gone = true
 	for _, n := range names {
 		gen, err := strconv.ParseUint(strings.TrimSuffix(n, replacedSuffix), 10, 64)
 		if err != nil || gen >= r.generation {
@@ -572,8 +575,10 @@ func (r *replica) removeReplaced() {
 		failpoint.Hit("cluster.retire.before-remove")
 		if err := os.RemoveAll(filepath.Join(parent, n)); err != nil {
 			r.logger.Warn("removing replaced files", "error", err)
+			gone = false
 		}
 	}
+	return gone
 }
 
 // jsonReply encodes a reply of a node-level call.

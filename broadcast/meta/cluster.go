@@ -167,6 +167,13 @@ func (v *View) FoundingOperation() (*Operation, FoundingSpec, error) {
 	return op, spec, nil
 }
 
+// FoundingUnderWay says whether the founding has begun and not ended. It costs
+// less than FoundingOperation, which decodes the specification.
+func (v *View) FoundingUnderWay() bool {
+	op := v.Operation(foundingOperation)
+	return op != nil && op.Kind == OperationFound && !op.Finished()
+}
+
 func sameFounding(v *View, want FoundingSpec) (*Operation, error) {
 	refuse := func(field, hint string) error {
 		return &base.Error{Cause: base.ErrAlreadyFounded, Field: field, Hint: hint, Ordinal: -1}

@@ -87,6 +87,9 @@ func TestFoundingIsResumedByTheSameAndRefusedForAnother(t *testing.T) {
 		_, _, err := call(change)
 		wantField(t, field, err, base.ErrAlreadyFounded, field)
 	}
+	if !w.view().FoundingUnderWay() {
+		t.Error("the founding is not under way after its begin")
+	}
 	// The founding stays known, however many operations follow it.
 	w.do(AdvanceOperationTxn(w.view(), 1001, 1, PhaseDone, ""))
 	for range MaxFinishedOperations + 5 {
@@ -99,6 +102,9 @@ func TestFoundingIsResumedByTheSameAndRefusedForAnother(t *testing.T) {
 	}
 	if txn, again, err := call(same); err != nil || !Empty(txn) || !again.Finished() {
 		t.Errorf("the same init much later: %+v, %v", again, err)
+	}
+	if w.view().FoundingUnderWay() {
+		t.Error("the founding goes on after its end")
 	}
 	if _, s, err := w.view().FoundingOperation(); err != nil || s.Shards != 3 {
 		t.Errorf("the founding's specification: %+v, %v", s, err)
