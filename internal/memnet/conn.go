@@ -15,10 +15,12 @@ type stream struct {
 	peer     *stream    // the other direction
 	cond     *sync.Cond // of the one who reads it and the one who writes it
 	segments []segment
-	size     int       // bytes in segments
-	last     time.Time // arrival time of the newest segment; arrival never goes back
-	ended    bool      // the writer closed: EOF after the segments
-	cut      bool      // reset: both ends fail at once
+	size     int         // bytes in segments
+	last     time.Time   // arrival time of the newest segment; arrival never goes back
+	waker    *time.Timer // wakes the reader when the first segment arrives
+	wakes    time.Time   // when it does
+	ended    bool        // the writer closed: EOF after the segments
+	cut      bool        // reset: both ends fail at once
 }
 
 type segment struct {
@@ -94,11 +96,19 @@ func (n *Network) arrivedLocked(s *stream) bool {
 	if len(s.segments) == 0 || n.linkLocked(s.dir).blocked {
 		return false
 	}
-	if wait := time.Until(s.segments[0].ready); wait > 0 {
-		n.wakeAfter(s, wait)
-		return false
+	ready := s.segments[0].ready
+	wait := time.Until(ready)
+	if wait <= 0 {
+		return true
 	}
-	return true
+	if !s.wakes.Equal(ready) { // else it is set already
+		if s.wakes = ready; s.waker == nil {
+			s.waker = n.wakeAfter(s, wait)
+		} else {
+			s.waker.Reset(wait)
+		}
+	}
+	return false
 }
 
 func (n *Network) takeLocked(s *stream, p []byte) int {

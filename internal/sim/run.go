@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,6 +28,7 @@ type Report struct {
 	Config    Config
 	Simulated time.Duration
 	Wall      time.Duration
+	CPU       time.Duration // of the process meanwhile
 	Faults    map[string]int
 	Ops       int64
 	Rounds    int // times that everything was healed and judged to be alive
@@ -54,8 +56,8 @@ func (r *Report) String() string {
 	for _, n := range r.Faults {
 		total += n
 	}
-	return fmt.Sprintf("sim seed=%d nodes=%d shards=%d hours=%.2f speedup=%.0f ops=%d heals=%d faults=%d (%s) late-orders=%d verdict=%s",
-		r.Config.Seed, r.Config.Nodes, r.Config.Shards, r.Simulated.Hours(), r.Simulated.Seconds()/max(r.Wall.Seconds(), 1e-3), r.Ops, r.Rounds, total,
+	return fmt.Sprintf("sim seed=%d nodes=%d shards=%d hours=%.2f speedup=%.0f of-a-core=%.0f ops=%d heals=%d faults=%d (%s) late-orders=%d verdict=%s",
+		r.Config.Seed, r.Config.Nodes, r.Config.Shards, r.Simulated.Hours(), r.Simulated.Seconds()/max(r.Wall.Seconds(), 1e-3), r.Simulated.Seconds()/max(r.CPU.Seconds(), 1e-3), r.Ops, r.Rounds, total,
 		sortedCounts(r.Faults), r.Late, r.Verdict())
 }
 
@@ -77,11 +79,11 @@ func Run(t *testing.T, cfg Config, dir string) (r *Report) {
 	tr := newTrace(traceFile)
 	tr.note("%+v", cfg)
 	stop := watch(tr, dir)
-	began := time.Now()
+	began, used := time.Now(), cpu()
 	var h *history.History
 	bubble(t, r, func(t *testing.T) { h = simulate(t, r, tr, historyFile) })
 	stop()
-	r.Wall = time.Since(began)
+	r.Wall, r.CPU = time.Since(began), cpu()-used
 	if h != nil {
 		r.Ops = int64(len(h.Ops))
 		r.Results = append(check.Judge(h, check.Options{Limit: 30 * time.Second, Parallel: 1}), r.Results...)
@@ -94,6 +96,15 @@ func Run(t *testing.T, cfg Config, dir string) (r *Report) {
 		t.Error(err)
 	}
 	return r
+}
+
+// cpu is the processor time that this process has used.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // leftBehind are goroutines that raft may leave behind for ever: those who wait

@@ -15,6 +15,7 @@ import (
 var (
 	seedsFlag = flag.String("sim.seeds", "5,16", "the seeds to run: numbers and ranges, as 1,5,10-20")
 	hoursFlag = flag.Float64("sim.hours", 0.1, "the simulated hours of each seed")
+	kindFlag  = flag.String("sim.kind", string(Mixed), "what the runs are like: storms, days, mixed (of both) or weeks")
 	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a directory of the system's")
 	keepFlag  = flag.Bool("sim.keep", false, "keep trace and history of runs that pass, too")
 )
@@ -52,7 +53,11 @@ func TestSimulation(t *testing.T) {
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			r := Run(t, ForSeed(seed, time.Duration(*hoursFlag*float64(time.Hour))), dir)
+			cfg, err := Draw(Kind(*kindFlag), seed, time.Duration(*hoursFlag*float64(time.Hour)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := Run(t, cfg, dir)
 			t.Log(r)
 			simulated, wall = simulated+r.Simulated, wall+r.Wall
 			if r.Verdict() == check.Pass && !t.Failed() {
@@ -69,7 +74,7 @@ func TestSimulation(t *testing.T) {
 			for _, f := range r.Findings {
 				t.Errorf("%.2000s", f)
 			}
-			t.Errorf("trace and history are in %s; run it again with: go test ./internal/sim -run TestSimulation -sim.seeds %d -sim.hours %g -sim.out %s", dir, seed, *hoursFlag, out)
+			t.Errorf("trace and history are in %s; run it again with: go test ./internal/sim -run TestSimulation -sim.kind %s -sim.seeds %d -sim.hours %g -sim.out %s", dir, *kindFlag, seed, *hoursFlag, out)
 		})
 	}
 	t.Logf("sim total hours=%.2f speedup=%.0f", simulated.Hours(), simulated.Seconds()/max(wall.Seconds(), 1e-3))

@@ -84,8 +84,10 @@ func (w *world) configure(i int, o *cluster.Options) {
 	h := w.hosts[i]
 	o.Log = raftlog.Options{FS: h.disk.begin(), SegmentBytes: w.cfg.SegmentBytes, PreallocateBytes: 16 << 10, CacheBytes: 1 << 20,
 		GarbageBytes: 2 * w.cfg.SegmentBytes}
+	o.CommitTimeout, o.SyncLimit = w.cfg.CommitTimeout, w.cfg.SyncLimit
 	o.ElectionTimeout, o.CheckInterval, o.BalanceDelay = w.cfg.ElectionTimeout, w.cfg.CheckInterval, w.cfg.BalanceDelay
 	o.LogMaxBytes, o.LogKeepBytes, o.LogHardBytes = w.cfg.LogMaxBytes, w.cfg.LogMaxBytes/4, 4*w.cfg.LogMaxBytes
+	o.DiskSpace = func(string) (cluster.DiskSpace, error) { return cluster.DiskSpace{Free: 1 << 30}, nil }
 	o.WallClock = func() time.Time { return time.Now().Add(time.Duration(h.offset.Load())) }
 	o.Logger = w.trace.logger()
 }
@@ -164,7 +166,7 @@ func (w *world) sleep(d time.Duration) {
 		if left <= 0 {
 			return
 		}
-		time.Sleep(min(left, 500*time.Millisecond))
+		time.Sleep(min(left, max(w.cfg.CheckInterval/2, 500*time.Millisecond)))
 		w.trace.progress.Store(int64(time.Since(w.start)))
 		w.supervise()
 	}
