@@ -70,22 +70,26 @@ func ballastFor(total uint64) uint64 { return min(total/100, maxBallast) }
 // floorFor is the free space, ballast aside, below which a node adds no data.
 func floorFor(total uint64) uint64 { return min(max(2*ballastFor(total), minFloor), total/10) }
 
-// run looks at the disk until the node closes.
+// run looks at the disk until the node closes. A look at the space may hang with
+// the disk, which must still be noticed: it has a goroutine of its own.
 func (d *diskWatch) run() {
-	tick := time.NewTicker(max(d.node.opts.SyncLimit/12, time.Millisecond))
+	d.node.spawn(func() {
+		d.checkSpace()
+		d.every(spaceInterval, d.checkSpace)
+	})
+	d.every(max(d.node.opts.SyncLimit/12, time.Millisecond), d.checkHung)
+}
+
+func (d *diskWatch) every(interval time.Duration, look func()) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
-	next := time.Now()
 	for {
 		select {
 		case <-d.node.ctx.Done():
 			return
 		case <-tick.C:
 		}
-		d.checkHung()
-		if now := time.Now(); !now.Before(next) {
-			next = now.Add(spaceInterval)
-			d.checkSpace()
-		}
+		look()
 	}
 }
 

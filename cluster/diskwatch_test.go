@@ -86,6 +86,51 @@ func TestLeaderWithAHungDiskLosesItsOffice(t *testing.T) {
 	})
 }
 
+// B23: a disk that hangs may hang whoever asks for its space, too; the node falls
+// silent all the same.
+func TestHungDiskIsNoticedWhileItsSpaceIsAskedFor(t *testing.T) {
+	var disks [3]hangingDisk
+	var asks [3]atomic.Pointer[chan struct{}]
+	var waits atomic.Bool
+	k := newKit(t, testcluster.Options{Configure: func(i int, o *cluster.Options) {
+		o.SyncLimit = 400 * time.Millisecond
+		o.Log.FS = vfs.Faulty(vfs.OS, disks[i].fault)
+		o.DiskSpace = func(string) (cluster.DiskSpace, error) {
+			if wait := asks[i].Load(); wait != nil {
+				waits.Store(true)
+				<-*wait
+			}
+			return cluster.DiskSpace{Free: 1 << 40, Total: 1 << 40}, nil
+		}
+	}})
+	a := k.Leader(1)
+	wait := make(chan struct{})
+	release := sync.OnceFunc(func() {
+		asks[a].Store(nil)
+		close(wait)
+		disks[a].set(false)
+	})
+	t.Cleanup(release)
+	asks[a].Store(&wait)
+	k.Eventually("it is asked for the space", func() error {
+		if !waits.Load() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	disks[a].set(true)
+	k.Eventually("another node leads", func() error {
+		for i := range 3 {
+			if i != a && k.Node(i).Leads(1) {
+				return nil
+			}
+		}
+		return errors.New("no other leader")
+	})
+	release()
+	k.WaitReady()
+}
+
 // B17: a node whose disk is nearly full hands its offices over and says so, and
 // takes them back by itself when there is space; when no node has space, writes
 // that add data are refused as not applied, and deletes pass.
