@@ -4,9 +4,12 @@ package nemesis
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -80,6 +83,70 @@ func TestCrashRealCluster(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	}
+}
+
+// TestCrashRealClock steps the clocks of real nodes, and lets them drift, while a
+// client writes: the nodes see the time that they are told, a session outlives it,
+// and afterwards they see the true time.
+func TestCrashRealClock(t *testing.T) {
+	must(t, build())
+	f := newFleet(t, host.Options{NodeBinary: filepath.Join(binaries, "node"), CtlBinary: filepath.Join(binaries, "keelctl"), Net: host.NetLoopback,
+		Disk: host.DiskPlain, Flags: []string{"--fault-injection"}})
+	must(t, f.Found(t.Context(), 1))
+	client, err := keel.Open(t.Context(), f.Endpoints(), keel.WithSessionLease(30*time.Second))
+	must(t, err)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = client.Close(ctx) // nothing open matters any more
+	}()
+	values, err := keel.DeclareValue(t.Context(), client.Keyspace("clock", keel.String.Type()), "v", keel.Int64)
+	must(t, err)
+	clock := NewHTTPClock(5 * time.Second)
+	env := NewEnv(f, 1)
+	env.Clock = clock
+	all, _ := Catalogue(env)
+	faults, err := Select(all, []string{"clock-step", "clock-drift"})
+	must(t, err)
+	for seed := range uint64(8) {
+		fault := faults[seed%2]
+		in, err := fault.Inject(t.Context(), rand.New(rand.NewPCG(seed, 1)))
+		must(t, err)
+		for _, id := range in.Targets {
+			// What a drift does to the time in the end is the node's own test.
+			if offset, ppm := seenClock(t, f.Node(id)); offset.Abs() < 50*time.Millisecond && ppm == 0 {
+				t.Errorf("%s: %s is off by %s, and runs true", in.Description, id, offset)
+			}
+		}
+		key := fmt.Sprint(seed)
+		if _, err := values.Set(t.Context(), key, int64(seed)); err != nil {
+			t.Errorf("%s: a write: %v", in.Description, err)
+		}
+		must(t, in.Heal(t.Context()))
+		for _, n := range f.Nodes {
+			if d, ppm := seenClock(t, n); d.Abs() > 5*time.Second || ppm != 0 {
+				t.Errorf("after %s: %s is off by %s, and drifts by %d", in.Description, n.ID, d, ppm)
+			}
+		}
+		if v, found, err := values.Get(t.Context(), key); err != nil || !found || v != int64(seed) {
+			t.Errorf("after %s: %v %v %v", in.Description, v, found, err)
+		}
+	}
+}
+
+// seenClock is how far the clock that a node sees is off, as far as it can be told,
+// and by how many parts per million it drifts.
+func seenClock(t *testing.T, n *host.Node) (offset time.Duration, ppm int64) {
+	t.Helper()
+	resp, err := http.Get("http://" + n.HTTP + "/debug/fault/clock")
+	must(t, err)
+	defer resp.Body.Close()
+	var answer struct {
+		NowMs    int64 `json:"nowMs"`
+		DriftPPM int64 `json:"driftPPM"`
+	}
+	must(t, json.NewDecoder(resp.Body).Decode(&answer))
+	return time.UnixMilli(answer.NowMs).Sub(time.Now()), answer.DriftPPM
 }
 
 // writeUntil writes keys of its own, one after the other.
