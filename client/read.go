@@ -205,7 +205,7 @@ func (b *ReadBatch) add(cl cell, q *keelstatepb.Query, answer func(*keelstatepb.
 // the first of all.
 func (b *ReadBatch) Do(ctx context.Context) error {
 	if b.err != nil {
-		return harmless(b.err)
+		return b.fail(harmless(b.err))
 	}
 	ctx, cancel := b.client.bounded(ctx)
 	defer cancel()
@@ -214,7 +214,7 @@ func (b *ReadBatch) Do(ctx context.Context) error {
 	for i := range b.queries {
 		s, err := b.client.shardOf(ctx, &b.queries[i].cell)
 		if err != nil {
-			return harmless(err)
+			return b.fail(harmless(err))
 		}
 		if byShard[s] == nil {
 			shards = append(shards, s)
@@ -232,6 +232,14 @@ func (b *ReadBatch) Do(ctx context.Context) error {
 		}
 	}
 	return first
+}
+
+// fail gives every query an error, so that none looks as if nothing were there.
+func (b *ReadBatch) fail(err error) error {
+	for i := range b.queries {
+		b.queries[i].answer(nil, Token{}, err)
+	}
+	return err
 }
 
 // ask runs the queries at the given positions, which belong to one shard, in as

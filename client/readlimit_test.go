@@ -1,6 +1,7 @@
 package keel
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -136,5 +137,41 @@ func TestB77ReadBatchIsSplit(t *testing.T) {
 	}
 	if most > 1000 || requests > 20 {
 		t.Errorf("%d requests with up to %d queries", requests, most)
+	}
+}
+
+// A batch of reads of which nothing is asked gives its error to every future: what
+// was not read is not absent.
+func TestReadBatchThatIsNotAskedFailsEveryQuery(t *testing.T) {
+	f := newFake(t, 1)
+	asked := 0
+	f.read = func(q *keelstatepb.ReadRequest) ([]*keelstatepb.Answer, error) {
+		asked++
+		return nil, nil
+	}
+	c := f.client()
+	v, err := DeclareValue(testContext(t), c.Keyspace("k", String.Type()), "v", String)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, second := range map[string]any{"a key of another type": 7, "a caller that is gone": "b"} {
+		ctx, cancel := context.WithCancel(testContext(t))
+		if second == "b" {
+			cancel()
+		}
+		b := c.ReadBatch()
+		futures := []*Future[string]{v.Queue(b, "a"), v.Queue(b, second)}
+		if err := b.Do(ctx); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		for i, f := range futures {
+			if _, err := f.Get(); err == nil {
+				t.Errorf("%s: query %d looks absent", name, i)
+			}
+		}
+		cancel()
+	}
+	if asked > 0 {
+		t.Errorf("%d requests", asked)
 	}
 }

@@ -166,16 +166,11 @@ func (s batches) Read(ctx context.Context, queries []Query) []Answer {
 			futures[i] = s.m.Queue(b, q.Key, q.UserKey)
 		}
 	}
-	err := b.Do(ctx)
+	_ = b.Do(ctx) // each future has its own error
 	answers := make([]Answer, len(queries))
 	for i, f := range futures {
-		it, own := f.Get()
-		// Before any query is sent the error is only that of the whole batch; a
-		// query that was answered has a token.
-		if own == nil && it.Token == (keel.Token{}) {
-			own = err
-		}
-		answers[i] = Answer{Value: it.Value, Found: it.Found, Err: own}
+		it, err := f.Get()
+		answers[i] = Answer{Value: it.Value, Found: it.Found, Err: err}
 	}
 	return answers
 }
