@@ -236,3 +236,38 @@ func TestNewestRaftLogIsFollowed(t *testing.T) {
 		k.close(n)
 	}
 }
+
+// A log whose reads fail is neither damaged nor another's: nothing is put aside,
+// and the error says that it is the disk (cmd/node ends with its code for that).
+func TestUnreadableLogAtTheStartIsAFailureOfTheDisk(t *testing.T) {
+	k := newLogKit(t)
+	for _, kind := range []vfs.OpKind{vfs.OpRead, vfs.OpOpen, vfs.OpOpenRW, vfs.OpList} {
+		met := false
+		n := k.node()
+		n.opts.Log.FS = vfs.Faulty(vfs.OS, func(op vfs.Op) vfs.Fault {
+			if op.Kind == kind && strings.Contains(op.Path, "raftlog") {
+				met = true
+				return vfs.Fault{Err: syscall.EIO}
+			}
+			return vfs.Fault{}
+		})
+		err := n.openLog()
+		if err == nil {
+			k.close(n)
+		}
+		if met && !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s: %v", kind, err)
+		}
+		if !met && kind == vfs.OpRead {
+			t.Error("the log was opened without a read")
+		}
+	}
+	if aside, err := filepath.Glob(k.raftlog() + ".damaged*"); err != nil || len(aside) > 0 {
+		t.Errorf("%v was put aside, %v", aside, err)
+	}
+	n, err := k.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.close(n)
+}

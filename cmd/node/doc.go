@@ -16,7 +16,8 @@
 //	     setting and where it came from.
 //	CN2  Readiness turns false before the first office is handed over.
 //	CN3  When the node cannot go on, the process ends at once with code 70 and
-//	     the cause as its last log line; nothing is flushed by then.
+//	     the cause as its last log line; nothing is flushed by then. A disk that
+//	     fails while the node starts or stops ends it with the same code.
 //	CN4  Exit codes: 0 stopped by a signal, 1 failed, 2 usage, 70 see CN3.
 //	CN5  What injects faults into a running node exists under --fault-injection
 //	     only; without it its paths are not found.

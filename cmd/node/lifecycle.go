@@ -54,10 +54,10 @@ func runNode(ctx context.Context, c *config, stderr io.Writer) error {
 	defer signal.Stop(signals)
 	p, err := start(c, newLogger(c, stderr))
 	if err != nil {
-		return err
+		return asDiskError(err, c.dataDir)
 	}
 	p.log.Info("serving", "grpc", p.grpcAddr(), "raft", p.node.RaftAddr(), "http", p.conf.advertiseHTTP, "cluster", string(p.node.Identity().Cluster))
-	return p.wait(ctx, signals)
+	return asDiskError(p.wait(ctx, signals), c.dataDir)
 }
 
 // start brings everything up in the order of the package comment; on failure

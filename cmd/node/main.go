@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/keelstate/keelstate/internal/base"
 )
 
 // Exit codes (CN4).
@@ -31,6 +34,24 @@ func (u usageError) Unwrap() error { return u.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// diskError is a failure of the disk under the data directory, which another
+// start does not mend (CN3).
+type diskError struct {
+	error
+	dir string
+}
+
+func (d diskError) Unwrap() error { return d.error }
+
+// asDiskError makes a failure of the disk a diskError. No space is none: that
+// can come back by itself.
+func asDiskError(err error, dir string) error {
+	if err != nil && !errors.Is(err, syscall.ENOSPC) && (errors.Is(err, base.ErrDiskFailed) || errors.Is(err, syscall.EIO)) {
+		return diskError{err, dir}
+	}
+	return err
+}
+
 // run is main with its surroundings passed in; it returns the exit code.
 func run(args, environ []string, stdout, stderr io.Writer) int {
 	root := newRoot(environ)
@@ -49,6 +70,12 @@ func run(args, environ []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		fmt.Fprintln(stderr, "run with --help for usage")
 		return exitUsage
+	}
+	var disk diskError
+	if errors.As(err, &disk) {
+		fmt.Fprintf(stderr, "the disk under %s failed; look at the kernel's log and the disk before the node is started again. "+
+			"If its data is gone, give the node an empty data directory and a new id: the others have the data\n", disk.dir)
+		return exitFatal
 	}
 	return exitFailed
 }

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -241,6 +243,44 @@ func TestFatal(t *testing.T) {
 	p.fatal(fmt.Errorf("fsync of segment 7: %w", base.ErrDiskFailed))
 	if code != exitFatal || !strings.Contains(log.String(), "fsync of segment 7") {
 		t.Errorf("code %d, log %q", code, log.String())
+	}
+}
+
+// CN3, CN4: a disk that fails its reads at the start ends the process with the
+// code of a failed disk, and the words say what to do. Reading the memory of this
+// process at address 0 fails as a bad sector does.
+func TestDiskThatFailsAtTheStart(t *testing.T) {
+	const bad = "/proc/self/mem"
+	args := func(dir string) []string {
+		return []string{"--node-id", "n1", "--data-dir", dir, "--grpc-addr", "127.0.0.1:0", "--raft-addr", "127.0.0.1:0",
+			"--gossip-addr", "", "--http-addr", "127.0.0.1:0", "--engine", "mem"}
+	}
+	replace := func(path string) {
+		t.Helper()
+		if err := errors.Join(os.Remove(path), os.Symlink(bad, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole := t.TempDir()
+	if c, err := load(t, nil, args(whole)...); err != nil {
+		t.Fatal(err)
+	} else if p, err := start(c, slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	} else if err := p.shutdown(context.Background(), false); err != nil {
+		t.Fatal(err)
+	}
+	replace(filepath.Join(whole, "IDENTITY"))
+	code, _, stderr := here(nil, args(whole)...)
+	if code != exitFatal || !strings.Contains(stderr, syscall.EIO.Error()) || !strings.Contains(stderr, "the disk under "+whole+" failed") {
+		t.Errorf("code %d, %s", code, stderr)
+	}
+	for err, want := range map[error]bool{
+		nil: false, syscall.EIO: true, base.ErrDiskFailed: true, syscall.ENOENT: false, base.ErrCorrupt: false,
+		errors.Join(base.ErrDiskFailed, syscall.ENOSPC): false,
+	} {
+		if got := errors.As(asDiskError(err, "d"), new(diskError)); got != want {
+			t.Errorf("%v is a failure of the disk: %v, want %v", err, got, want)
+		}
 	}
 }
 

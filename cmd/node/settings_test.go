@@ -195,8 +195,8 @@ The limit makes the collector work harder; it does not refuse writes.
 everything is closed; at most ` + "`drain-timeout`" + ` is waited for the first three. A second signal ends
 the process at once, which loses nothing that was acknowledged.
 
-**Exit codes.** 0 stopped by a signal; 1 failed; 2 usage; 70 the disk failed a write or an fsync,
-and the last log line has the cause: do not start the node again before the disk is looked at.
+**Exit codes.** 0 stopped by a signal; 1 failed; 2 usage; 70 the disk failed a read, a write
+or an fsync, at the start too, and the last line has the cause: do not start the node again before the disk is looked at.
 
 **HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts; it
 does not depend on other nodes. ` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
