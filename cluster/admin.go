@@ -350,7 +350,7 @@ func (n *Node) Drain(ctx context.Context) error {
 		if err != nil || len(voters) < 2 {
 			continue
 		}
-		if err := g.awaitIn(ctx, g.raft.LeadershipTransfer()); err != nil {
+		if err := g.transferAway(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("handing over %s: %w", g.id, err))
 		}
 	}

@@ -26,4 +26,6 @@
 //	     under its replica id: it is muted, removed by a committed configuration
 //	     change and added again under a higher generation (R3).
 //	CL6  Gossip is a hint: nothing that must be correct depends on it.
+//	CL7  In one term a leader asks raft at most once to hand its office to a
+//	     follower, unless raft refused: a second time may hang raft for ever.
 package cluster

@@ -63,6 +63,8 @@ type group struct {
 	lateness map[raft.ServerID]int
 	// pulse is what liveness is told by.
 	pulse pulse
+	// transfers guards raft against a second transfer of its office (CL7).
+	transfers transfers
 	// ended ends when raft's goroutines have; end says so.
 	ended context.Context
 	end   context.CancelFunc

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -55,7 +54,7 @@ func (g *group) reconcileMembers(want []member, polled map[raft.ServerID]transpo
 			return nil // nobody else is there yet
 		}
 		// Somebody else must remove us: hand over first.
-		return g.awaitIn(ctx, g.raft.LeadershipTransfer())
+		return g.transferAway(ctx)
 	}
 	for id, s := range have {
 		if !wanted[id] {
@@ -148,28 +147,6 @@ func (g *group) pollMembers() map[raft.ServerID]transport.TermAnswer {
 		}
 	}
 	return out
-}
-
-// transferTo hands the office to the replica on a node.
-func (g *group) transferTo(ctx context.Context, node base.NodeID) error {
-	f := g.raft.GetConfiguration()
-	if err := f.Error(); err != nil {
-		return err
-	}
-	for _, s := range f.Configuration().Servers {
-		if base.NodeID(s.Address) == node && s.Suffrage == raft.Voter {
-			if s.ID == raft.ServerID(g.replica) {
-				return nil
-			}
-			failpoint.Hit("cluster.transfer.begin")
-			if err := g.awaitIn(ctx, g.raft.LeadershipTransferToServer(s.ID, s.Address)); err != nil {
-				return fmt.Errorf("handing %s over to %s: %w: %v", g.id, node, base.ErrNotReady, err)
-			}
-			failpoint.Hit("cluster.transfer.end")
-			return nil
-		}
-	}
-	return &base.Error{Cause: base.ErrInvalid, Field: "to", Ordinal: -1, Hint: fmt.Sprintf("node %s has no voting replica of %s", node, g.id)}
 }
 
 // answerPoll answers the term polls of other nodes from memory.
