@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	keel "github.com/keelstate/keelstate/client"
@@ -29,6 +30,9 @@ const (
 	lookLimit = 2 * time.Minute
 	// finalLimit is how long the final reads may take, after that.
 	finalLimit = time.Minute
+	// breathAfter and breathFor: see breathe.
+	breathAfter = 6 * time.Second
+	breathFor   = 12 * time.Second
 	// farewellLimit is how long a client may take to end its session.
 	farewellLimit = 5 * time.Second
 )
@@ -42,6 +46,8 @@ type episode struct {
 	workloads []workload.Workload
 	rec       *history.Recorder
 	file      *os.File
+	// served is when an operation succeeded last, in the time of the run.
+	served atomic.Int64
 }
 
 // episode runs one; with an error the harness failed, or ctx ended.
@@ -126,7 +132,7 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 		stores = append(stores, s)
 	}
 	for n, name := range e.Workloads {
-		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch})
+		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch, Served: &e.served})
 		// Each workload begins with another client, so that all are used alike.
 		if err := w.Setup(ctx, append(append([]workload.Client(nil), stores[n%len(stores):]...), stores[:n%len(stores)]...), e.rec); err != nil {
 			return fmt.Errorf("workload %s: %w", name, err)
@@ -159,7 +165,11 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 	wg.Go(func() { workload.Drive(working, e.workloads, e.Workers) })
 	o := e.style.options
 	o.OnRecord = e.record
-	o.Settle = func(ctx context.Context) error { return e.clock.settle(ctx, e.fleet.Nodes) }
+	o.Settle = func(ctx context.Context) error {
+		err := e.clock.settle(ctx, e.fleet.Nodes)
+		e.breathe(ctx)
+		return err
+	}
 	s, err := nemesis.NewScheduler(e.env, e.faults, o)
 	if err == nil {
 		err = errors.Join(s.Run(working), e.clock.settle(context.WithoutCancel(ctx), e.fleet.Nodes))
@@ -196,6 +206,18 @@ func (e *episode) count(records []nemesis.Record) {
 		}
 	}
 	e.hits.add(records)
+}
+
+// breathe gives a cluster that has served nobody for breathAfter up to breathFor
+// without faults: what hits it then shows little. Cascades do so first.
+func (e *episode) breathe(ctx context.Context) {
+	last := max(e.served.Load(), e.BeginNs)
+	if time.Duration(e.now()-last) < breathAfter {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, breathFor)
+	defer cancel()
+	until(ctx, 50*time.Millisecond, func() bool { return e.served.Load() > last })
 }
 
 // record puts an injection on the timeline.

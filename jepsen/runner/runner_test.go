@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -16,6 +17,7 @@ import (
 	"github.com/keelstate/keelstate/jepsen/check"
 	"github.com/keelstate/keelstate/jepsen/host"
 	"github.com/keelstate/keelstate/jepsen/nemesis"
+	"github.com/keelstate/keelstate/jepsen/report"
 	"github.com/keelstate/keelstate/jepsen/workload"
 )
 
@@ -238,4 +240,34 @@ func TestHealing(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, res)
 		}
 	}
+}
+
+// A cluster that serves nobody for long is left alone until it does, or for so
+// long; one that serves is not.
+func TestBreathe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &episode{run: &run{start: time.Now()}, Episode: &report.Episode{}}
+		took := func() time.Duration {
+			began := time.Now()
+			e.breathe(t.Context())
+			return time.Since(began)
+		}
+		time.Sleep(breathAfter - time.Second)
+		if d := took(); d != 0 {
+			t.Errorf("it waits %s at the beginning", d)
+		}
+		time.Sleep(time.Second)
+		if d := took(); d < breathFor || d > breathFor+time.Second {
+			t.Errorf("it waits %s for a cluster that serves nobody", d)
+		}
+		e.served.Store(e.now())
+		if d := took(); d != 0 {
+			t.Errorf("it waits %s for a cluster that serves", d)
+		}
+		time.Sleep(breathAfter)
+		time.AfterFunc(2*time.Second, func() { e.served.Store(e.now()) })
+		if d := took(); d < 2*time.Second || d > 3*time.Second {
+			t.Errorf("it waits %s for a cluster that serves after 2 s", d)
+		}
+	})
 }

@@ -109,6 +109,7 @@ func (w *worker) together(ctx context.Context, ops []recorded, f func(ctx contex
 			w.processes[i] = w.rec.NewProcess() // JW2
 		}
 		w.answered = w.answered && done.Outcome == history.OK
+		w.served(done)
 	}
 }
 

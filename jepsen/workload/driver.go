@@ -34,6 +34,9 @@ type Config struct {
 	// every second call while calls are answered; after one that was not, single
 	// operations follow, so that few are unknown (JW6).
 	Batch int
+	// Served, if not nil, is set to the recorder's time whenever an operation
+	// succeeds.
+	Served *atomic.Int64
 }
 
 func (c Config) withDefaults() Config {
@@ -179,10 +182,18 @@ func (w *worker) do(ctx context.Context, op history.Op, write bool, f func(ctx c
 	done := DoneOf(result, err, write)
 	w.rec.Complete(call, done)
 	w.answered = done.Outcome == history.OK
+	w.served(done)
 	if done.Outcome == history.Unknown {
 		w.process = w.rec.NewProcess() // JW2
 	}
 	return done.Outcome
+}
+
+// served notes that somebody is served, if so.
+func (d *driver) served(done history.Done) {
+	if d.cfg.Served != nil && done.Outcome == history.OK {
+		d.cfg.Served.Store(d.rec.Now())
+	}
 }
 
 // DoneOf says what is known of an operation that returned err (JW1).

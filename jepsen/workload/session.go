@@ -66,6 +66,7 @@ func (s *Session) start(ctx context.Context, w *worker, process int64, key strin
 		defer cancel()
 		d := DoneOf(nil, wait(), true)
 		s.rec.Complete(call, d)
+		s.served(d)
 		outcome <- d.Outcome
 	}()
 	return outcome

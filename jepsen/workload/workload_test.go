@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,9 +80,13 @@ func TestHonestCluster(t *testing.T) {
 
 func testHonest(t *testing.T, batch int) {
 	f := newFake(1, 20, "")
-	ws := All(Config{Keys: 5, OpsPerKey: 150, Rate: 3000, Batch: batch})
+	var served atomic.Int64
+	ws := All(Config{Keys: 5, OpsPerKey: 150, Rate: 3000, Batch: batch, Served: &served})
 	h := drive(t, ws, fakeClients(f), 4, 1500*time.Millisecond, func() {})
 	judge(t, h, check.Pass)
+	if at := time.Duration(served.Load()); at < time.Second {
+		t.Errorf("nobody was served after %s", at)
+	}
 	count := map[string][3]int{}
 	for _, op := range h.Ops {
 		c := count[op.Workload]
