@@ -43,8 +43,9 @@ func (n *Node) scrubLoop() {
 	if interval < 0 {
 		return
 	}
-	due := map[*replica]time.Time{}
-	tick := time.NewTicker(max(min(interval/100, time.Minute), time.Millisecond))
+	due := scrubTimes{}
+	pause := max(min(interval/100, time.Minute), time.Millisecond)
+	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for {
 		select {
@@ -52,12 +53,15 @@ func (n *Node) scrubLoop() {
 			return
 		case <-tick.C:
 		}
-		r := dueForScrub(due, n.runningReplicas(), interval)
-		if r == nil || r.healthy() != nil {
+		r := due.next(n.runningReplicas(), interval)
+		if r == nil {
 			continue
 		}
-		if n.peerScrubs(r) {
-			continue // never two replicas of a shard at once: both disks would be slow
+		// Not two replicas of a shard at once, as far as one sees: both disks would
+		// be slow. The others that are due go first.
+		if r.healthy() != nil || n.peerScrubs(r) {
+			due[r] = time.Now().Add(pause)
+			continue
 		}
 		due[r] = time.Now().Add(interval)
 		if _, err := r.scrub(n.ctx, n.opts.ScrubBytesPerSecond); err != nil && n.ctx.Err() == nil {
@@ -66,10 +70,13 @@ func (n *Node) scrubLoop() {
 	}
 }
 
-// dueForScrub returns the replica that has waited longest past its time, nil if
-// none has. A replica that is new gets a first time at random, so that the nodes
-// of a cluster that were started together do not scrub together.
-func dueForScrub(due map[*replica]time.Time, running []*replica, interval time.Duration) *replica {
+// scrubTimes say when each replica is to be scrubbed next.
+type scrubTimes map[*replica]time.Time
+
+// next returns the replica that has waited longest past its time, nil if none
+// has. A replica that is new gets a first time at random, so that the nodes of a
+// cluster that were started together do not scrub together.
+func (due scrubTimes) next(running []*replica, interval time.Duration) *replica {
 	now := time.Now()
 	known := make(map[*replica]bool, len(running))
 	var next *replica
