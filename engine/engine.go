@@ -129,7 +129,7 @@ type Store interface {
 	// checkpoint whole and durable, beside the writer; a checkpoint that is given
 	// up without it is removed by removing dir.
 	BeginCheckpoint(dir string) (finish func() error, err error)
-	// Compact compacts all families.
+	// Compact flushes, and compacts all families.
 	Compact() error
 	Stats() Stats
 	// Close frees everything. Without a Flush before it, unflushed batches are

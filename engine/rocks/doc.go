@@ -15,8 +15,10 @@
 // Invariants:
 //
 //	RO1  The write-ahead log is off and atomic_flush is on: whatever triggers a
-//	     flush, all families reach the disk at one point of the write order, in
-//	     one edit of the manifest.
+//	     flush, all families reach the disk at one point of the write order,
+//	     between two batches, in one edit of the manifest. Where RocksDB would
+//	     choose the families beside a batch that is being written, the writer is
+//	     excluded (ks_store in native_internal.h).
 //	RO2  A family's options are part of its column family's name, so they are
 //	     durable with it and cannot differ from it.
 //	RO3  The prefix of a key is total: every key has one, if need be itself,

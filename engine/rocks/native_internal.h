@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -9,6 +11,7 @@
 #include <new>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "native.h"
 #include "native_parts.h"
@@ -50,7 +53,10 @@ class Watch : public rocksdb::EventListener {
   void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override;
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* s) override;
   void OnErrorRecoveryEnd(const rocksdb::BackgroundErrorRecoveryInfo& info) override;
+  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override;
   ks_status Error();
+  // AwaitCompaction returns when a compaction has ended, or after the time.
+  void AwaitCompaction(std::chrono::milliseconds atMost);
 
   std::atomic<uint64_t> last_flush_micros{0}, flushes{0};
 
@@ -59,6 +65,22 @@ class Watch : public rocksdb::EventListener {
   std::atomic<bool> failed_{false};
   std::mutex mu_;
   rocksdb::Status error_;
+  std::condition_variable compacted_;
+  uint64_t compactions_ = 0;
+};
+
+// Turns is a lock that one who waits for it gets before the present holder gets
+// it again: the writer writes one batch after another.
+class Turns {
+ public:
+  void lock() {
+    std::lock_guard<std::mutex> turn(next_);
+    held_.lock();
+  }
+  void unlock() { held_.unlock(); }
+
+ private:
+  std::mutex next_, held_;
 };
 
 // Family owns a column family handle. Flush and Compact hold it while they run
@@ -99,4 +121,20 @@ struct ks_store : keelstate::Counted {
   std::unique_ptr<rocksdb::DB> db;
   std::mutex mu;  // guards families, not held during writes to the database
   std::unordered_map<uint32_t, std::shared_ptr<keelstate::Family>> families;
+  // Where RocksDB chooses the families of an atomic flush by itself (checkpoint,
+  // resume), it does so without waiting for the batch that is being written, of
+  // which it would flush a part. Held around these, and around each write (RO1).
+  keelstate::Turns batches;
+  // Held from the choice of the families to the end of a flush, and while one is
+  // created: a family that the flush does not name must not have data (RO1).
+  // Taken before batches.
+  std::mutex flush_mu;
+  std::atomic<bool> interrupted{false};
 };
+
+namespace keelstate {
+
+// Live returns the families that exist, held while the caller works.
+std::vector<std::shared_ptr<Family>> Live(ks_store* s);
+
+}  // namespace keelstate

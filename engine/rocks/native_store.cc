@@ -62,6 +62,18 @@ void Watch::OnErrorRecoveryEnd(const rocksdb::BackgroundErrorRecoveryInfo& info)
   failed_.store(!error_.ok());
 }
 
+void Watch::OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) {
+  std::lock_guard<std::mutex> lock(mu_);
+  compactions_++;
+  compacted_.notify_all();
+}
+
+void Watch::AwaitCompaction(std::chrono::milliseconds atMost) {
+  std::unique_lock<std::mutex> lock(mu_);
+  const uint64_t before = compactions_;
+  compacted_.wait_for(lock, atMost, [&] { return compactions_ != before; });
+}
+
 ks_status Watch::Error() {
   if (!failed_.load(std::memory_order_relaxed)) return OK();
   std::lock_guard<std::mutex> lock(mu_);
@@ -94,6 +106,9 @@ static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Wa
   o.enable_pipelined_write = false;
   // Close loses what was not flushed, like a crash: the Raft log has it.
   o.avoid_flush_during_shutdown = true;
+  // RocksDB goes on after an error when it is asked to (ks_resume), not beside a
+  // batch that may be half written.
+  o.max_bgerror_resume_count = 0;
   o.write_buffer_manager = d.buffers;
   o.max_open_files = d.options.max_open_files;
   o.max_file_opening_threads = 1;
@@ -218,8 +233,7 @@ static ks_status Build(ks_store* s, const char* p, size_t n, rocksdb::WriteBatch
   return OK();
 }
 
-// Live returns the families that exist, held while the caller works.
-static std::vector<std::shared_ptr<Family>> Live(ks_store* s) {
+std::vector<std::shared_ptr<Family>> Live(ks_store* s) {
   std::lock_guard<std::mutex> lock(s->mu);
   std::vector<std::shared_ptr<Family>> v;
   for (auto& f : s->families) v.push_back(f.second);
@@ -310,6 +324,7 @@ ks_status ks_open(ks_driver* d, const char* dir, int read_only, const ks_family_
 }
 
 void ks_interrupt(ks_store* s) {
+  s->interrupted.store(true);
   s->db->DisableManualCompaction();
   rocksdb::CancelAllBackgroundWork(s->db.get(), false);
 }
@@ -326,6 +341,9 @@ ks_status ks_create_family(ks_store* s, const ks_family_options* o, const char* 
   return Guarded([&] {
     auto switches = NewSwitches(*o);
     rocksdb::ColumnFamilyHandle* h = nullptr;
+    std::lock_guard<std::mutex> flushing(s->flush_mu);
+    ks_status failed = s->watch->Error();
+    if (failed.code != KS_OK) return failed;
     Status st = s->db->CreateColumnFamily(FamilyOptions(*s->driver, *o, switches), name, &h);
     if (!st.ok()) return FromRocks(st);
     auto f = std::make_shared<Family>(s->db.get(), h, *o, switches);
@@ -366,19 +384,27 @@ ks_status ks_write(ks_store* s, const char* batch, size_t len) {
     if (st.code != KS_OK || wb.Count() == 0) return st;
     rocksdb::WriteOptions wo;
     wo.disableWAL = true;
+    std::lock_guard<Turns> whole(s->batches);
     return FromRocks(s->db->Write(wo, &wb));
   });
 }
 
+// FlushAll names all families: RocksDB then chooses among them when no batch is
+// being written.
+static Status FlushAll(ks_store* s) {
+  auto live = Live(s);
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  for (auto& f : live) handles.push_back(f->handle);
+  rocksdb::FlushOptions fo;
+  fo.wait = true;
+  fo.allow_write_stall = true;
+  return s->db->Flush(fo, handles);
+}
+
 ks_status ks_flush(ks_store* s) {
   return Guarded([&] {
-    auto live = Live(s);
-    std::vector<rocksdb::ColumnFamilyHandle*> handles;
-    for (auto& f : live) handles.push_back(f->handle);
-    rocksdb::FlushOptions fo;
-    fo.wait = true;
-    fo.allow_write_stall = true;
-    return FromRocks(s->db->Flush(fo, handles));
+    std::lock_guard<std::mutex> flushing(s->flush_mu);
+    return FromRocks(FlushAll(s));
   });
 }
 
@@ -387,22 +413,14 @@ ks_status ks_checkpoint(ks_store* s, const char* dir) {
     rocksdb::Checkpoint* raw = nullptr;
     Status st = rocksdb::Checkpoint::Create(s->db.get(), &raw);
     std::unique_ptr<rocksdb::Checkpoint> c(raw);
+    if (!st.ok()) return FromRocks(st);
+    std::lock_guard<std::mutex> flushing(s->flush_mu);
+    // Most is flushed beside the writer, which then waits for little.
+    st = FlushAll(s);
+    if (!st.ok()) return FromRocks(st);
+    std::lock_guard<Turns> whole(s->batches);
     // A log size of 0 flushes all families first, whatever the log holds.
-    return FromRocks(st.ok() ? c->CreateCheckpoint(dir, 0) : st);
-  });
-}
-
-ks_status ks_compact(ks_store* s) {
-  return Guarded([&] {
-    for (auto& f : Live(s)) {
-      rocksdb::CompactRangeOptions o;
-      o.exclusive_manual_compaction = false;
-      o.allow_write_stall = true;
-      o.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
-      Status st = s->db->CompactRange(o, f->handle, nullptr, nullptr);
-      if (!st.ok() && !st.IsColumnFamilyDropped()) return FromRocks(st);
-    }
-    return OK();
+    return FromRocks(c->CreateCheckpoint(dir, 0));
   });
 }
 
@@ -436,7 +454,10 @@ ks_status ks_verify_file(ks_store* s, const char* path) {
 }
 
 ks_status ks_resume(ks_store* s) {
-  return Guarded([&] { return FromRocks(s->db->Resume()); });
+  return Guarded([&] {
+    std::lock_guard<Turns> whole(s->batches);
+    return FromRocks(s->db->Resume());
+  });
 }
 
 ks_status ks_background_error(ks_store* s) { return s->watch->Error(); }

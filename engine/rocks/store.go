@@ -82,7 +82,8 @@ func (s *Store) EnsureFamily(id engine.FamilyID, o engine.FamilyOptions) error {
 	name := C.CString(familyName(id, o))
 	defer C.free(unsafe.Pointer(name))
 	var ref *C.ks_family
-	if err := take(C.ks_create_family(s.c, &native, name, &ref)); err != nil {
+	create := func() error { return take(C.ks_create_family(s.c, &native, name, &ref)) }
+	if err := s.waitForSpace(create); err != nil {
 		return fmt.Errorf("creating family %d: %w", id, err)
 	}
 	failpoint.Hit("rocks.create-family.end")
@@ -191,14 +192,21 @@ func (s *Store) Write(b *engine.Batch) error {
 	if len(p) == 0 {
 		return nil
 	}
-	err := take(C.ks_write(s.c, chars(p), C.size_t(len(p))))
-	for errors.Is(err, syscall.ENOSPC) && s.resume() {
-		err = take(C.ks_write(s.c, chars(p), C.size_t(len(p))))
-	}
-	if err != nil {
+	write := func() error { return take(C.ks_write(s.c, chars(p), C.size_t(len(p)))) }
+	if err := s.waitForSpace(write); err != nil {
 		return fmt.Errorf("writing batch of %d operations: %w", b.Len(), err)
 	}
 	return nil
+}
+
+// waitForSpace calls do until it ends otherwise than by a full disk, or the store
+// is closing.
+func (s *Store) waitForSpace(do func() error) error {
+	err := do()
+	for errors.Is(err, syscall.ENOSPC) && s.resume() {
+		err = do()
+	}
+	return err
 }
 
 // fullRetry is the time between two tries to go on after a full disk.
