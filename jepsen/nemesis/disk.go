@@ -286,6 +286,10 @@ func (e *Env) proveWithout(ctx context.Context, down *host.Node) error {
 // digits of names tell files of one class apart.
 var digits = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
 
+// unread are files that a node writes and never reads, where a flip shows nothing:
+// the reserve of space, and RocksDB's log of messages.
+var unread = regexp.MustCompile(`^(BALLAST|LOG(\.old.*)?)$`)
+
 // flipTarget draws a file of a victim: first a class of files, such as the tables
 // of the stores or the node's IDENTITY, all equally likely, then one of the class.
 func (e *Env) flipTarget(rnd *rand.Rand, n *host.Node) (path string, size int64, err error) {
@@ -296,7 +300,7 @@ func (e *Env) flipTarget(rnd *rand.Rand, n *host.Node) (path string, size int64,
 	sizes, classes := make(map[string]int64), make(map[string][]string)
 	for _, path := range files {
 		info, err := os.Stat(path)
-		if err != nil || info.Size() == 0 {
+		if err != nil || info.Size() == 0 || unread.MatchString(filepath.Base(path)) {
 			continue
 		}
 		sizes[path] = info.Size()

@@ -233,6 +233,38 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 	}
 }
 
+// TestFlipTarget: every class of files of a node is hit alike, however many files
+// it has, and none that the node never reads.
+func TestFlipTarget(t *testing.T) {
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskPlain})
+	n := f.Nodes[0]
+	for name, size := range map[string]int{"IDENTITY": 10, "BALLAST": 1000, "g/1/s/IDENTITY": 5, "g/1/s/LOG": 9, "g/1/s/LOG.old.17": 9, "empty": 0,
+		"g/1/s/000001.sst": 7, "g/1/s/000002.sst": 7, "g/2/s/000003.sst": 7, "g/2/s/MANIFEST-000009": 7} {
+		path := filepath.Join(n.Disk.DataDir(), name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must(t, os.WriteFile(path, make([]byte, size), 0o644))
+	}
+	env, hit := NewEnv(f, 1), map[string]int{}
+	for seed := range uint64(600) {
+		path, size, err := env.flipTarget(rand.New(rand.NewPCG(seed, 1)), n)
+		must(t, err)
+		if size == 0 {
+			t.Fatalf("%s is empty", path)
+		}
+		hit[digits.ReplaceAllString(strings.TrimPrefix(path, n.Disk.DataDir()+"/"), "#")]++
+	}
+	// The fake node's own file is a class too.
+	for _, class := range []string{"IDENTITY", "g/#/s/IDENTITY", "g/#/s/#.sst", "g/#/s/MANIFEST-#", "log"} {
+		if hit[class] < 80 {
+			t.Errorf("%s is hit %d times of 600", class, hit[class])
+		}
+		delete(hit, class)
+	}
+	if len(hit) > 0 {
+		t.Errorf("also hit: %v", hit)
+	}
+}
+
 // TestIdle: a fault that nothing met is no injection.
 func TestIdle(t *testing.T) {
 	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskFault}, host.CapFuse)
