@@ -54,7 +54,8 @@ type Options struct {
 	// ElectionTimeout is Raft's heartbeat and election timeout. Default 500 ms.
 	ElectionTimeout time.Duration
 	// CommitTimeout is about how soon the followers of a group without new entries
-	// hear what was committed last. Default a tenth of ElectionTimeout.
+	// hear what was committed last; who compares their hashes waits for it.
+	// Default a tenth of ElectionTimeout.
 	CommitTimeout time.Duration
 	// SyncLimit is how old a write of the Raft log may be before the node falls
 	// silent, so that others lead. Default 3 s.

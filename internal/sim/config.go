@@ -102,10 +102,11 @@ func week(seed uint64, simulated time.Duration) Config {
 	c := draw(Days, seed, simulated)
 	r := rand.New(rand.NewPCG(seed, 0x3eec5))
 	pick := func(ds ...time.Duration) time.Duration { return ds[r.IntN(len(ds))] }
-	c.Nodes, c.Replication, c.Shards = []int{3, 3, 3, 3, 4, 5}[r.IntN(6)], 3, 1+r.IntN(8)/7
-	c.ElectionTimeout = pick(4*time.Second, 5*time.Second) // more would take init too long
-	c.CommitTimeout, c.SyncLimit = c.ElectionTimeout/3, pick(3*time.Second, 12*time.Second)
-	c.CheckInterval = pick(5*time.Second, 10*time.Second)
+	c.Nodes, c.Replication, c.Shards = []int{3, 3, 3, 3, 3, 3, 4, 5}[r.IntN(8)], 3, 1+r.IntN(10)/9
+	c.ElectionTimeout = pick(4*time.Second, 7*time.Second, 7*time.Second)
+	c.CommitTimeout = 1500 * time.Millisecond // who compares hashes waits for twice as long
+	c.SyncLimit = pick(3*time.Second, 12*time.Second, 12*time.Second)
+	c.CheckInterval = pick(5*time.Second, 10*time.Second, 10*time.Second)
 	c.LinkDelay = pick(0, 0, 0, time.Millisecond)
 	c.Rate = []float64{0.005, 0.01, 0.02}[r.IntN(3)]
 	c.MaxHold, c.MaxGap = pick(30*time.Second, 2*time.Minute), pick(5*time.Minute, 15*time.Minute)
