@@ -34,6 +34,11 @@ type Config struct {
 	Round, MaxHold, MaxGap time.Duration
 	// AtOnce bounds the faults in force at once.
 	AtOnce int
+	// Look is how often terms and leaders are looked at; 0 is never.
+	Look time.Duration
+	// LateCopies is the share of numbered requests of which a copy is still on its
+	// way when they have been answered, maybe when their session has ended.
+	LateCopies float64
 }
 
 // A Kind is what a run is like.
@@ -57,6 +62,8 @@ func Draw(kind Kind, seed uint64, simulated time.Duration) (Config, error) {
 		return draw(kind, seed, simulated), nil
 	case Weeks:
 		return week(seed, simulated), nil
+	case Squalls:
+		return squall(seed, simulated), nil
 	}
 	return Config{}, fmt.Errorf("sim: there is no kind of run %q", kind)
 }
@@ -69,7 +76,7 @@ func draw(kind Kind, seed uint64, simulated time.Duration) Config {
 		c.ElectionTimeout = pick(500*time.Millisecond, time.Second, 2*time.Second, 4*time.Second)
 		c.CheckInterval = pick(time.Second, 5*time.Second)
 		c.MaxHold, c.MaxGap = pick(10*time.Second, time.Minute), pick(time.Minute, 3*time.Minute)
-		c.Round = min(pick(10*time.Minute, 30*time.Minute), simulated)
+		c.Round, c.Look = min(pick(10*time.Minute, 30*time.Minute), simulated), 0
 	}
 	if c.Nodes == 5 && r.IntN(2) == 0 {
 		c.Replication = 5
@@ -89,7 +96,8 @@ func storm(seed uint64, simulated time.Duration) (Config, *rand.Rand) {
 		LinkDelay: pick(0, 0, 200*time.Microsecond, 2*time.Millisecond),
 		Rate:      []float64{0.5, 2, 8}[r.IntN(3)], Workers: 3, LostReplies: []float64{0, 0.01, 0.1}[r.IntN(3)],
 		Round: pick(time.Minute, 3*time.Minute, 10*time.Minute), MaxHold: pick(2*time.Second, 10*time.Second, 40*time.Second),
-		MaxGap: pick(time.Second, 10*time.Second, 40*time.Second), AtOnce: 1 + r.IntN(4)}
+		MaxGap: pick(time.Second, 10*time.Second, 40*time.Second), AtOnce: 1 + r.IntN(4),
+		Look: 100 * time.Millisecond, LateCopies: 0.02}
 	c.Round = min(c.Round, simulated)
 	return c, r
 }

@@ -38,4 +38,8 @@
 //	     every shard, all nodes are ready in the end, no process ended itself without a fault of its disk, and
 //	     no goroutine is left but those that wait in vain for a raft that was
 //	     shut down.
+//	SM5  Where a run looks (Config.Look), no replica's term falls, not even over
+//	     a crash, and no term of a group has two leaders.
+//	SM6  When the disk of a shard's leader hangs and nothing else is wrong, the
+//	     shard takes a write within Config.serviceLimit.
 package sim

@@ -33,6 +33,9 @@ type lane struct {
 	session base.SessionID
 	next    uint64 // the next number of the session
 	renewed time.Time
+	// copies are of requests of this session that are still on their way when it
+	// has been closed.
+	copies []*raftfsm.Request
 }
 
 // numberedRequest is one request of a lane.
@@ -87,7 +90,7 @@ func (l *lane) end(r *numberedRequest, err error) {
 // abandon gives the session up: what is open and has a number may be applied or
 // not, for ever unknown.
 func (l *lane) abandon(open []*numberedRequest) {
-	l.session = 0
+	l.forget()
 	for _, r := range open {
 		switch {
 		case r.unsure:
@@ -117,7 +120,7 @@ func (l *lane) run() {
 				break
 			}
 		}
-		if open == nil || !l.ready(open[0].ctx) {
+		if open == nil || l.retire(open) || !l.ready(open[0].ctx) {
 			continue
 		}
 		if !l.round(open) {
@@ -167,7 +170,7 @@ func (l *lane) ready(ctx context.Context) bool {
 func (l *lane) round(open []*numberedRequest) bool {
 	i := l.c.pick(l.shard)
 	floor := uint64(0)
-	answers := make([]chan error, len(open))
+	answers, sent := make([]chan error, len(open)), make([]*raftfsm.Request, len(open))
 	life := l.c.w.hosts[i].life.Load()
 	n := l.c.w.c.Get(i)
 	if n == nil || life%2 == 0 {
@@ -183,8 +186,11 @@ func (l *lane) round(open []*numberedRequest) bool {
 			floor = r.number
 		}
 		req := own(&r.req)
+		sent[k] = own(&r.req)
 		r.before, r.unsure = r.unsure, true // until an answer says that it was not applied
-		req.Session, req.Seq, req.Prev, req.Floor = l.session, r.number, r.number-1, floor
+		for _, q := range []*raftfsm.Request{req, sent[k]} {
+			q.Session, q.Seq, q.Prev, q.Floor = l.session, r.number, r.number-1, floor
+		}
 		done := make(chan error, 1)
 		answers[k] = done
 		n.Submit(r.ctx, l.c.route(l.shard), req, func(res raftfsm.Result) { done <- res.Failure() })
@@ -212,6 +218,9 @@ func (l *lane) round(open []*numberedRequest) bool {
 		l.c.learn(l.shard, i, err)
 		if !l.answered(r, err, open[k:]) {
 			well = false
+		}
+		if err == nil {
+			l.copy(sent[k])
 		}
 		if l.session == 0 {
 			break
@@ -256,4 +265,65 @@ func content(s *base.Sentinel) bool {
 		return true
 	}
 	return false
+}
+
+// copy may keep a copy of a request that was answered, as a network does that
+// delivers a packet twice: it comes soon, or when its session has been closed.
+func (l *lane) copy(req *raftfsm.Request) {
+	w := l.c.w
+	p := w.cfg.LateCopies
+	if req.Seq == 1 {
+		p *= 10 // a session that was forgotten begins with it
+	}
+	switch {
+	case !w.chance(p):
+	case w.chance(0.5):
+		l.straggle(req)
+	default:
+		l.copies = append(l.copies, req)
+	}
+}
+
+// straggle delivers a copy some time later, to any node. Nobody waits for what
+// comes of it.
+func (l *lane) straggle(req *raftfsm.Request) {
+	w := l.c.w
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	w.background.Go(func() {
+		defer cancel()
+		for range 3 {
+			time.Sleep(w.jitter(3 * time.Second))
+			_ = l.c.call(l.c.pick(l.shard), func(n *cluster.Node) error {
+				return submit(ctx, n, l.c.route(l.shard), own(req))
+			})
+		}
+	})
+}
+
+// retire closes a session of which copies are on their way, once all that it has
+// sent was answered. It says whether it did.
+func (l *lane) retire(open []*numberedRequest) bool {
+	if l.session == 0 || len(l.copies) == 0 {
+		return false
+	}
+	for _, r := range open {
+		if r.number != 0 {
+			return false
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), attempt)
+	defer cancel()
+	w, id := l.c.w, l.session
+	// A session that could not be closed runs out.
+	_ = l.c.call(w.intN(w.cfg.Nodes), func(n *cluster.Node) error { return n.CloseSession(ctx, id) })
+	l.forget()
+	return true
+}
+
+// forget leaves the session, whose copies are delivered from now on.
+func (l *lane) forget() {
+	for _, req := range l.copies {
+		l.straggle(req)
+	}
+	l.session, l.copies = 0, nil
 }

@@ -26,6 +26,8 @@ type nemesis struct {
 	lost bool
 	// late counts orders that did not end with their caller's time.
 	late int
+	// inForce are the faults of this step that are to be undone.
+	inForce int
 }
 
 func newNemesis(w *world) *nemesis {
@@ -60,7 +62,8 @@ func allFaults() []fault {
 		{"graceful-restart", 2, (*nemesis).gracefulRestart}, {"log-lost", 1, (*nemesis).logLost},
 		{"slow-disk", 3, (*nemesis).slowDisk}, {"hung-disk", 3, (*nemesis).hungDisk},
 		{"clock-step", 4, (*nemesis).clockStep}, {"clock-drift", 2, (*nemesis).clockDrift}, {"transfer", 5, (*nemesis).transfer},
-		{"snapshot", 3, (*nemesis).snapshot},
+		{"snapshot", 3, (*nemesis).snapshot}, {"late-news", 4, (*nemesis).lateNews}, {"hot-seat", 2, (*nemesis).hotSeat},
+		{"log-lost-behind", 1, (*nemesis).lostBehind}, {"hung-leader", 2, (*nemesis).hungLeader},
 	}
 }
 
@@ -86,6 +89,7 @@ func (n *nemesis) step() {
 		n.trace.note("fault %s %s; leaders %s", faults[k].kind, what, n.leaders())
 		if undo != nil {
 			undos = append(undos, undo)
+			n.inForce++
 		}
 		if n.rng.IntN(3) == 0 {
 			n.sleep(n.between(0, time.Second))
@@ -95,6 +99,7 @@ func (n *nemesis) step() {
 	for _, k := range n.rng.Perm(len(undos)) {
 		undos[k]()
 	}
+	n.inForce = 0
 	n.trace.note("undone; leaders %s", n.leaders())
 	n.sleep(n.between(0, n.cfg.MaxGap))
 }

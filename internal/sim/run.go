@@ -203,8 +203,7 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	wait()
 	w.final(work)
 	if !w.becomesWhole() {
-		w.finding("a node is not ready %v after the last healing", wholeLimit)
-		w.dump()
+		w.finding("a node is not ready %v after the last healing: %s", wholeLimit, w.dump())
 	}
 	r.Results = append(r.Results, w.hashes())
 	r.Simulated = time.Since(w.start)
@@ -315,8 +314,8 @@ func (w *world) alive(r *Report) bool {
 	x := check.Liveness(seen, 0)
 	w.trace.note("healed: %+v; leaders %s", seen, w.leaders())
 	if x.Verdict != check.Pass {
+		x.Text += "; " + w.dump()
 		r.Results = append(r.Results, x)
-		w.dump()
 	}
 	return x.Verdict == check.Pass
 }
@@ -401,18 +400,27 @@ func (w *world) hashes() check.Result {
 	return check.Hashes(w.shards(), w.cfg.Replication, seen)
 }
 
-// dump traces the state of every node.
-func (w *world) dump() {
+// dump traces the state of every node, and returns what they say is wrong.
+func (w *world) dump() string {
+	var wrong []string
 	for i := range w.hosts {
 		n := w.c.Get(i)
 		if n == nil {
 			w.trace.note("node %s is stopped", name(i))
+			wrong = append(wrong, name(i)+" is stopped")
 			continue
 		}
 		st, err := n.NodeStatus(context.Background())
 		w.trace.note("node %s ready=%v %s revision=%d %v", name(i), st.Ready, st.NotReadyReason, st.Revision, err)
+		if !st.Ready {
+			wrong = append(wrong, fmt.Sprintf("%s is not ready: %s", name(i), st.NotReadyReason))
+		}
 		for _, g := range st.Groups {
 			w.trace.note("  %+v", g)
+			if g.Damage != "" {
+				wrong = append(wrong, fmt.Sprintf("%s of %s is damaged: %s", g.Group, name(i), g.Damage))
+			}
 		}
 	}
+	return strings.Join(wrong, "; ")
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -38,6 +39,8 @@ type world struct {
 	// findings are what went wrong beside the histories; owned by the main
 	// goroutine of the bubble.
 	findings []string
+	// looks are of the same goroutine.
+	looks looks
 }
 
 // host is a machine: its disk stays when its process dies.
@@ -166,9 +169,10 @@ func (w *world) sleep(d time.Duration) {
 		if left <= 0 {
 			return
 		}
-		time.Sleep(min(left, max(w.cfg.CheckInterval/2, 500*time.Millisecond)))
+		time.Sleep(min(left, cmp.Or(w.cfg.Look, max(w.cfg.CheckInterval/2, 500*time.Millisecond))))
 		w.trace.progress.Store(int64(time.Since(w.start)))
 		w.supervise()
+		w.look()
 	}
 }
 

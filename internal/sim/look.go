@@ -1,0 +1,82 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// looks are what was seen of Raft so far: what no client sees at once, but what
+// goes before what clients see (SM5).
+type looks struct {
+	last  time.Time
+	terms map[base.ReplicaID]uint64 // the highest term of each replica
+	heads map[office]string         // who led
+	told  map[string]bool           // kinds of findings: one of each is enough
+}
+
+// office is a group's leadership in one term.
+type office struct {
+	group base.GroupID
+	term  uint64
+}
+
+// look looks at the terms and leaders of all replicas, if it is time.
+func (w *world) look() {
+	if w.cfg.Look == 0 || time.Since(w.looks.last) < w.cfg.Look {
+		return
+	}
+	w.looks.last = time.Now()
+	for i := range w.hosts {
+		n := w.c.Get(i)
+		if n == nil || !w.up(i) {
+			continue
+		}
+		before, err := n.NodeStatus(context.Background())
+		if err != nil {
+			continue
+		}
+		after, err := n.NodeStatus(context.Background())
+		if err != nil {
+			continue
+		}
+		terms := map[base.ReplicaID]uint64{}
+		for _, g := range after.Groups {
+			terms[g.Replica] = g.Term
+		}
+		for _, g := range before.Groups {
+			// The term is of the same instant as the state if it did not change.
+			if g.Term == 0 || g.State == "stopped" || g.State == "damaged" || terms[g.Replica] != g.Term {
+				continue
+			}
+			w.looks.saw(w, i, g.Group, g.Replica, g.Term, g.State == "leader")
+		}
+	}
+}
+
+func (l *looks) saw(w *world, host int, group base.GroupID, replica base.ReplicaID, term uint64, leads bool) {
+	if l.terms == nil {
+		l.terms, l.heads, l.told = map[base.ReplicaID]uint64{}, map[office]string{}, map[string]bool{}
+	}
+	if high := l.terms[replica]; term < high {
+		l.tell(w, "term", fmt.Sprintf("the term of %s at %s fell from %d to %d", group, name(host), high, term))
+	}
+	l.terms[replica] = max(l.terms[replica], term)
+	if !leads {
+		return
+	}
+	o := office{group, term}
+	if head, ok := l.heads[o]; ok && head != name(host) {
+		l.tell(w, "leaders", fmt.Sprintf("%s has two leaders in term %d: %s and %s", group, term, head, name(host)))
+	}
+	l.heads[o] = name(host)
+}
+
+func (l *looks) tell(w *world, kind, text string) {
+	if !l.told[kind] {
+		l.told[kind] = true
+		w.finding("%s", text)
+	}
+}

@@ -1,0 +1,19 @@
+package sim
+
+import "time"
+
+// Squalls are short: small clusters, quick faults one after the other, and many
+// operations meanwhile. They find a planted bug soonest (jepsen/mutants).
+const Squalls Kind = "squalls"
+
+// squall draws a run with as many faults, and operations during them, as a second
+// of real time can hold.
+func squall(seed uint64, simulated time.Duration) Config {
+	c, r := storm(seed, simulated)
+	pick := func(ds ...time.Duration) time.Duration { return ds[r.IntN(len(ds))] }
+	c.Nodes, c.Replication, c.Shards, c.ElectionTimeout = 3, 3, 1, pick(500*time.Millisecond, time.Second)
+	c.Rate, c.LogMaxBytes = []float64{15, 30}[r.IntN(2)], []uint64{32 << 10, 128 << 10}[r.IntN(2)]
+	c.Round, c.MaxHold, c.MaxGap = min(30*time.Second, simulated), pick(time.Second, 3*time.Second), pick(time.Second, 2*time.Second)
+	c.AtOnce, c.LateCopies = 1+r.IntN(2), 0.05
+	return c
+}
