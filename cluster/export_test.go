@@ -206,3 +206,14 @@ func (n *Node) HashAsLeader(ctx context.Context, g base.GroupID, mark uint64) er
 
 // MaxOpening bounds the replicas that are opened or closed at once.
 func MaxOpening() int { return maxOpening() }
+
+// GiveUp has this node's replica replaced as if a scrub had found it damaged.
+// judged, if set, is called when the others were found to be a quorum.
+func (n *Node) GiveUp(g base.GroupID, judged func()) error {
+	r, err := n.replicaOf(g)
+	if err == nil {
+		n.judged = judged
+		r.giveUp(fmt.Errorf("found by a test: %w", base.ErrCorrupt))
+	}
+	return err
+}

@@ -57,6 +57,7 @@ type Node struct {
 	started   time.Time
 	fatalOnce sync.Once
 	rename    func(from, to string) error // of the Raft log's files; a seam for tests
+	judged    func()                      // called when a damaged replica's peers were found to be a quorum; a seam for tests
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -425,10 +426,17 @@ func (n *Node) fatal(err error) {
 // logCorrupt is called when a read of the Raft log met a damaged entry: the
 // replica must not act on it (R3).
 func (n *Node) logCorrupt(g base.GroupID, err error) {
+	// Looked up now: the replica that is there later may be a newer one.
+	n.mu.Lock()
+	reading := n.mu.replicas[g]
+	n.mu.Unlock()
 	n.spawn(func() { // not on the reading goroutine: it is raft's
-		n.mu.Lock()
-		r := n.mu.replicas[g]
-		n.mu.Unlock()
+		r := reading
+		if r == nil {
+			n.mu.Lock()
+			r = n.mu.replicas[g]
+			n.mu.Unlock()
+		}
 		if r == nil && g != base.SystemGroup {
 			return // it is being opened, which fails by the same error
 		}

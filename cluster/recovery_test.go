@@ -326,6 +326,10 @@ func (k *kit) votes(node int) error {
 	if i < 0 || !st.Groups[i].Voter {
 		return fmt.Errorf("not a voter: %+v", st.Groups)
 	}
+	// One that is being replaced still votes.
+	if want := base.MakeReplicaID(testcluster.ID(node), k.generation(node)); st.Groups[i].Replica != want {
+		return fmt.Errorf("%s is there, not %s", st.Groups[i].Replica, want)
+	}
 	return nil
 }
 

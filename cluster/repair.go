@@ -39,20 +39,29 @@ func (n *Node) reportDamage() {
 		}
 	}
 	n.mu.Unlock()
-	s := n.system.Load()
 	for _, d := range damaged {
-		ctx, cancel := context.WithTimeout(n.ctx, systemProposeTimeout)
-		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
-			if err := n.othersAreQuorum(ctx, v, d); err != nil {
-				return broadcast.Txn{}, err
-			}
-			return replaceReplica(v, d)
-		})
-		cancel()
-		if err != nil && n.ctx.Err() == nil {
+		if err := n.replaceDamaged(n.ctx, d); err != nil && n.ctx.Err() == nil {
 			n.logger.Warn("asking to rebuild a damaged replica", "group", d.Group.String(), "error", err)
 		}
 	}
+}
+
+// replaceDamaged makes the record give a replica its next generation, if the
+// others are a quorum by themselves. What was found out about them holds when the
+// change is applied: the others were asked after the record was read, and the
+// change counts only on that very record. So of two replicas of a shard that
+// judge each other healthy at the same time, one is replaced, and the other asks
+// again and is told that the first one does not vote yet.
+func (n *Node) replaceDamaged(ctx context.Context, d damageReport) error {
+	ctx, cancel := context.WithTimeout(ctx, systemProposeTimeout)
+	defer cancel()
+	_, err := n.system.Load().update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		if err := n.othersAreQuorum(ctx, v, d); err != nil {
+			return broadcast.Txn{}, err
+		}
+		return replaceReplica(v, d)
+	})
+	return err
 }
 
 // othersAreQuorum asks the other voters of the record whether they vote under
@@ -76,6 +85,9 @@ func (n *Node) othersAreQuorum(ctx context.Context, v *meta.View, d damageReport
 	if healthy < voters/2+1 {
 		return &base.Error{Cause: base.ErrNoQuorum, Group: &d.Group, Ordinal: -1,
 			Hint: fmt.Sprintf("only %d of %d voters are healthy; the damaged replica is kept until the others are a quorum", healthy, voters)}
+	}
+	if n.judged != nil {
+		n.judged()
 	}
 	return nil
 }

@@ -170,7 +170,9 @@ func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why strin
 	if !r.damage.CompareAndSwap(nil, &why) {
 		return nil
 	}
-	r.node.transport.MuteGroup(id, true)
+	if r.wire != nil { // its own, not that of a replica which has replaced it meanwhile
+		r.wire.Mute(true)
+	}
 	r.node.logger.Error("replica damaged; it will be rebuilt from its peers under a new id",
 		"group", id.String(), "replica", string(replica), "cause", why)
 	r.node.metrics.damaged.WithLabelValues(id.String()).Inc()

@@ -222,10 +222,10 @@ func (r *replica) scrubNow(ctx context.Context) (*ReplicaScrub, error) {
 	return nil, err
 }
 
-// giveUp marks the replica damaged as soon as the other voters are a quorum by
-// themselves. Before that it goes on: a scrub must never take the last replicas
-// that still answer from a shard whose others are damaged too, or are just being
-// rebuilt.
+// giveUp has the replica replaced as soon as the other voters are a quorum by
+// themselves; only then, when the record of the shard says so, does it stop.
+// Before that it goes on: a scrub must never take the last replicas that still
+// answer from a shard whose others are damaged too, or are just being rebuilt.
 func (r *replica) giveUp(found error) {
 	if !r.scrubs.giving.CompareAndSwap(false, true) {
 		return
@@ -234,12 +234,13 @@ func (r *replica) giveUp(found error) {
 		defer r.scrubs.giving.Store(false)
 		said := false
 		for r.damage.Load() == nil {
-			v, err := r.node.metaView()
+			err := r.node.replaceDamaged(r.ctx, damageReport{Group: r.id, Node: r.opts.NodeID, Generation: r.generation})
 			if err == nil {
-				err = r.node.othersAreQuorum(r.ctx, v, damageReport{Group: r.id, Node: r.opts.NodeID, Generation: r.generation})
-			}
-			if err == nil {
-				r.damaged(found)
+				// The reconciler ends it by the record, like every replaced one;
+				// another may be there already.
+				r.logger.Error("a replica that a scrub found damaged is rebuilt from its peers under a new id", "damage", found)
+				r.node.metrics.damaged.WithLabelValues(r.id.String()).Inc()
+				r.node.poke()
 				return
 			}
 			if !said {

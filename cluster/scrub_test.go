@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -297,4 +298,43 @@ func TestScrubTakesNoQuorum(t *testing.T) {
 	if got := k.sum("s"); got != 201 {
 		t.Errorf("sum %d, want 201", got)
 	}
+}
+
+// R3: two replicas of a shard find damage at the same instant, and each has been
+// told that the other is healthy before either has said anything. They are
+// rebuilt one after the other; the shard never loses its quorum.
+func TestReplicasThatGiveUpAtOnceAreRebuiltInTurn(t *testing.T) {
+	k := newKit(t, testcluster.Options{})
+	k.mustWrite(k.add("s", 1))
+	first := k.follower()
+	second := 3 - first - k.Leader(1)
+	var met sync.WaitGroup
+	met.Add(2)
+	for _, i := range []int{first, second} {
+		var once sync.Once
+		err := k.Node(i).GiveUp(1, func() {
+			once.Do(func() {
+				met.Done()
+				met.Wait()
+			})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	met.Wait()
+	k.mustWrite(k.add("s", 10))
+	k.Eventually("both are rebuilt", func() error {
+		if a, b := k.generation(first), k.generation(second); a == 1 || b == 1 {
+			return fmt.Errorf("generations %d and %d", a, b)
+		}
+		return errors.Join(k.votes(first), k.votes(second))
+	})
+	if a, b := k.generation(first), k.generation(second); a == b {
+		t.Errorf("both are of generation %d", a)
+	}
+	if got := k.sum("s"); got != 11 {
+		t.Errorf("sum %d, want 11", got)
+	}
+	k.checkHashes()
 }

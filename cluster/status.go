@@ -161,6 +161,9 @@ func (n *Node) Ready() (bool, string) {
 			if r == nil {
 				return false, fmt.Sprintf("replica of %s is not started yet", rec.ID)
 			}
+			if r.generation < rep.Generation {
+				return false, fmt.Sprintf("replica of %s is being replaced", rec.ID)
+			}
 			if why := r.ready(); why != "" {
 				return false, why
 			}

@@ -143,6 +143,12 @@ func (g *Group) Close() error {
 
 func (g *Group) gone() error { return fmt.Errorf("serving group %s: %w", g.id, base.ErrNoSuchShard) }
 
+// Mute drops the Raft traffic and the term polls of the group in both directions
+// (damaged replica, rule R3). It concerns this registration only: the replica that
+// follows under the same group id is registered unmuted, unless its options say
+// otherwise.
+func (g *Group) Mute(on bool) { g.muted.Store(on) }
+
 // quiet reports whether the group's messages are dropped now.
 func (g *Group) quiet() bool {
 	if g.muted.Load() || g.t.muted.Load() {

@@ -226,7 +226,7 @@ func TestMute(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, set := range map[string]func(bool){
-		"receiving group": func(on bool) { b.MuteGroup(7, on) }, "receiving node": b.Mute,
+		"receiving group": gb.Mute, "receiving node": b.Mute,
 	} {
 		set(true)
 		before := served.Load()
@@ -239,7 +239,7 @@ func TestMute(t *testing.T) {
 		}
 	}
 	for name, set := range map[string]func(bool){
-		"sending group": func(on bool) { a.MuteGroup(7, on) }, "sending node": a.Mute,
+		"sending group": ga.Mute, "sending node": a.Mute,
 	} {
 		set(true)
 		wantIs(t, vote(), base.ErrNotReady)
@@ -257,8 +257,15 @@ func TestMute(t *testing.T) {
 	if err := vote(); err == nil {
 		t.Fatal("the answer of a muted replica arrived")
 	}
-	if b.MuteGroup(99, true) {
-		t.Fatal("an unknown group was muted")
+	b.Mute(false)
+	gb.Mute(true)
+	if err := gb.Close(); err != nil {
+		t.Fatal(err)
+	}
+	hook = func() {}
+	serve(t, b.group(t, 7, GroupOptions{}), func(rpc raft.RPC) { rpc.Respond(&raft.RequestVoteResponse{RPCHeader: header("b"), Granted: true}, nil) })
+	if err := vote(); err != nil {
+		t.Fatalf("the group that follows on a muted one: %v", err)
 	}
 }
 

@@ -138,17 +138,6 @@ func (t *Transport) DropPeers() {
 // until it is unmuted (hung disk). Node-level calls and files still pass.
 func (t *Transport) Mute(on bool) { t.muted.Store(on) }
 
-// MuteGroup drops the Raft traffic and the term polls of one group in both
-// directions (damaged replica, rule R3). It says false if the group is not
-// registered; a group is registered unmuted unless its options say otherwise.
-func (t *Transport) MuteGroup(id base.GroupID, on bool) bool {
-	g := t.group(id)
-	if g != nil {
-		g.muted.Store(on)
-	}
-	return g != nil
-}
-
 // Close stops everything and waits for it. Groups are closed too.
 func (t *Transport) Close() error {
 	t.mu.Lock()
