@@ -129,24 +129,24 @@ func statusRecord(s *keelstatepb.StatusResponse) record {
 			}
 		}
 		nodes = append(nodes, record{
-			{name: "node", value: n.GetNode().GetId()}, {name: "ready", value: n.GetReady()},
-			{name: "groups", value: len(n.GetGroups())}, {name: "leads", value: leads},
-			{name: "reason", value: n.GetNotReadyReason()},
-			{name: "version", value: n.GetVersion(), wide: true}, {name: "engine", value: n.GetEngine(), wide: true},
-			{name: "uptimeMs", value: n.GetUptimeMs(), wide: true}, {name: "revision", value: n.GetMetadataRevision(), wide: true},
+			{Name: "node", Value: n.GetNode().GetId()}, {Name: "ready", Value: n.GetReady()},
+			{Name: "groups", Value: len(n.GetGroups())}, {Name: "leads", Value: leads},
+			{Name: "reason", Value: n.GetNotReadyReason()},
+			{Name: "version", Value: n.GetVersion(), Wide: true}, {Name: "engine", Value: n.GetEngine(), Wide: true},
+			{Name: "uptimeMs", Value: n.GetUptimeMs(), Wide: true}, {Name: "revision", Value: n.GetMetadataRevision(), Wide: true},
 		})
 	}
 	for _, u := range s.GetUnreachable() {
-		unreachable = append(unreachable, record{{name: "node", value: u.GetId()}, {name: "error", value: u.GetError()}})
+		unreachable = append(unreachable, record{{Name: "node", Value: u.GetId()}, {Name: "error", Value: u.GetError()}})
 	}
 	return record{
-		{name: "cluster", value: s.GetClusterId()}, {name: "healthy", value: healthy(s)},
-		{name: "problems", value: problemsOrNone(s)},
-		{name: "revision", value: s.GetTopology().GetRevision(), wide: true},
-		{name: "incarnation", value: s.GetTopology().GetIncarnation(), wide: true},
-		{name: "keyGroups", value: s.GetTopology().GetKeyGroups()},
-		{name: "shards", value: len(s.GetTopology().GetShards())},
-		{name: "nodes", value: nodes}, {name: "unreachable", value: unreachable},
+		{Name: "cluster", Value: s.GetClusterId()}, {Name: "healthy", Value: healthy(s)},
+		{Name: "problems", Value: problemsOrNone(s)},
+		{Name: "revision", Value: s.GetTopology().GetRevision(), Wide: true},
+		{Name: "incarnation", Value: s.GetTopology().GetIncarnation(), Wide: true},
+		{Name: "keyGroups", Value: s.GetTopology().GetKeyGroups()},
+		{Name: "shards", Value: len(s.GetTopology().GetShards())},
+		{Name: "nodes", Value: nodes}, {Name: "unreachable", Value: unreachable},
 	}
 }
 
@@ -180,13 +180,13 @@ func (a *app) nodeCommand() *cobra.Command {
 			}
 			out := a.list("Node", "id", "state", "alive", "grpc", "raft")
 			for _, n := range t.GetNodes() {
-				if err := out.add(record{{name: "id", value: n.GetId()}, {name: "state", value: n.GetState()},
-					{name: "alive", value: n.GetAlive()}, {name: "grpc", value: n.GetGrpcAddress()}, {name: "raft", value: n.GetRaftAddress()},
-					{name: "http", value: n.GetHttpAddress(), wide: true}, {name: "zone", value: n.GetZone(), wide: true}}); err != nil {
+				if err := out.Add(record{{Name: "id", Value: n.GetId()}, {Name: "state", Value: n.GetState()},
+					{Name: "alive", Value: n.GetAlive()}, {Name: "grpc", Value: n.GetGrpcAddress()}, {Name: "raft", Value: n.GetRaftAddress()},
+					{Name: "http", Value: n.GetHttpAddress(), Wide: true}, {Name: "zone", Value: n.GetZone(), Wide: true}}); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		},
 	})
 	return c
@@ -217,14 +217,14 @@ func (a *app) shardList() *cobra.Command {
 				for _, r := range s.GetReplicas() {
 					replicas = append(replicas, r.GetNode())
 				}
-				if err := out.add(record{{name: "id", value: s.GetId()}, {name: "lo", value: s.GetRange().GetLo()},
-					{name: "hi", value: s.GetRange().GetHi()}, {name: "leader", value: s.GetLeaderHint()}, {name: "replicas", value: replicas},
-					{name: "epoch", value: s.GetEpoch(), wide: true},
-					{name: "birth", value: strconv.FormatUint(s.GetBirth(), 16), wide: true}}); err != nil {
+				if err := out.Add(record{{Name: "id", Value: s.GetId()}, {Name: "lo", Value: s.GetRange().GetLo()},
+					{Name: "hi", Value: s.GetRange().GetHi()}, {Name: "leader", Value: s.GetLeaderHint()}, {Name: "replicas", Value: replicas},
+					{Name: "epoch", Value: s.GetEpoch(), Wide: true},
+					{Name: "birth", Value: strconv.FormatUint(s.GetBirth(), 16), Wide: true}}); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		},
 	}
 }
@@ -266,7 +266,7 @@ func (a *app) shardTransfer() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printDone("Transfer", record{{name: "shard", value: id}, {name: "leader", value: resp.GetLeader()}})
+			return a.printDone("Transfer", record{{Name: "shard", Value: id}, {Name: "leader", Value: resp.GetLeader()}})
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "the node that is to lead")
@@ -335,14 +335,14 @@ func (a *app) scrub(ctx context.Context, ids []uint64) error {
 			for _, f := range r.GetFindings() {
 				findings = append(findings, f.GetPart()+": "+f.GetDetail())
 			}
-			if err := out.add(record{{name: "shard", value: id}, {name: "node", value: r.GetNode()}, {name: "replica", value: r.GetReplica()},
-				{name: "bytes", value: r.GetBytes()}, {name: "seconds", value: float64(r.GetMicros()) / 1e6},
-				{name: "findings", value: findings}, {name: "error", value: r.GetError()}}); err != nil {
+			if err := out.Add(record{{Name: "shard", Value: id}, {Name: "node", Value: r.GetNode()}, {Name: "replica", Value: r.GetReplica()},
+				{Name: "bytes", Value: r.GetBytes()}, {Name: "seconds", Value: float64(r.GetMicros()) / 1e6},
+				{Name: "findings", Value: findings}, {Name: "error", Value: r.GetError()}}); err != nil {
 				return err
 			}
 		}
 	}
-	if err := out.end(); err != nil {
+	if err := out.End(); err != nil {
 		return err
 	}
 	if len(dirty) > 0 {
@@ -367,16 +367,16 @@ func (a *app) hash(ctx context.Context, ids []uint64) error {
 			differ = append(differ, strconv.FormatUint(id, 10))
 		}
 		for _, r := range resp.GetReplicas() {
-			if err := out.add(record{{name: "shard", value: id}, {name: "node", value: r.GetNode()}, {name: "index", value: r.GetIndex()},
-				{name: "content", value: hex.EncodeToString(r.GetContentHash())},
-				{name: "ops", value: hex.EncodeToString(r.GetOpHash()), wide: true},
-				{name: "clockMs", value: r.GetClockMs(), wide: true},
-				{name: "agree", value: resp.GetAgree()}, {name: "error", value: r.GetError()}}); err != nil {
+			if err := out.Add(record{{Name: "shard", Value: id}, {Name: "node", Value: r.GetNode()}, {Name: "index", Value: r.GetIndex()},
+				{Name: "content", Value: hex.EncodeToString(r.GetContentHash())},
+				{Name: "ops", Value: hex.EncodeToString(r.GetOpHash()), Wide: true},
+				{Name: "clockMs", Value: r.GetClockMs(), Wide: true},
+				{Name: "agree", Value: resp.GetAgree()}, {Name: "error", Value: r.GetError()}}); err != nil {
 				return err
 			}
 		}
 	}
-	if err := out.end(); err != nil {
+	if err := out.End(); err != nil {
 		return err
 	}
 	if len(differ) > 0 {
@@ -412,7 +412,7 @@ func (a *app) snapshot(ctx context.Context, id uint64) (record, error) {
 		resp, err = keelstatepb.NewAdminClient(conn).SnapshotShard(ctx, &keelstatepb.SnapshotShardRequest{Shard: id})
 		return err
 	}, slowCall)
-	return record{{name: "shard", value: id}, {name: "index", value: resp.GetIndex()}, {name: "bytes", value: resp.GetBytes()}}, err
+	return record{{Name: "shard", Value: id}, {Name: "index", Value: resp.GetIndex()}, {Name: "bytes", Value: resp.GetBytes()}}, err
 }
 
 func (a *app) compact(ctx context.Context, id uint64) (record, error) {
@@ -421,5 +421,5 @@ func (a *app) compact(ctx context.Context, id uint64) (record, error) {
 		resp, err = keelstatepb.NewAdminClient(conn).CompactShard(ctx, &keelstatepb.CompactShardRequest{Shard: id})
 		return err
 	}, slowCall)
-	return record{{name: "shard", value: id}, {name: "bytesBefore", value: resp.GetBytesBefore()}, {name: "bytesAfter", value: resp.GetBytesAfter()}}, err
+	return record{{Name: "shard", Value: id}, {Name: "bytesBefore", Value: resp.GetBytesBefore()}, {Name: "bytesAfter", Value: resp.GetBytesAfter()}}, err
 }

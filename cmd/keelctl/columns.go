@@ -1,11 +1,11 @@
 package main
 
 import (
-	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/keelstate/keelstate/internal/cliout"
 )
 
 const (
@@ -74,15 +74,5 @@ func (a *app) checkColumns(cmd *cobra.Command) error {
 	if !prints {
 		return nil // a group or a generated command: prose
 	}
-	known := strings.Fields(list)
-	for _, c := range a.columns {
-		if !slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, c) }) {
-			return noColumn(c, known)
-		}
-	}
-	return nil
-}
-
-func noColumn(c string, known []string) error {
-	return usage(fmt.Errorf("--columns: no column %q (there are: %s)", c, strings.Join(known, ", ")))
+	return cliout.CheckColumns(a.columns, strings.Fields(list))
 }

@@ -114,8 +114,8 @@ func printItem(t *target, it keel.Item[any], err error) error {
 	if t.decl.Kind == keel.KindAggregating {
 		typ = keel.ResultType(t.decl.Function, typ)
 	}
-	return t.app.printOne("Value", record{{name: "value", value: t.show(typ, it.Value)}, {name: "null", value: it.Null, wide: !it.Null},
-		{name: "version", value: it.Version, wide: true}, {name: "token", value: it.Token.String(), wide: true}})
+	return t.app.printOne("Value", record{{Name: "value", Value: t.show(typ, it.Value)}, {Name: "null", Value: it.Null, Wide: !it.Null},
+		{Name: "version", Value: it.Version, Wide: true}, {Name: "token", Value: it.Token.String(), Wide: true}})
 }
 
 func (t *target) openList(ctx context.Context) (*keel.List[any], error) {
@@ -155,11 +155,11 @@ func (a *app) listCommand() *cobra.Command {
 					if err != nil {
 						return err
 					}
-					if err := out.add(record{{name: "value", value: t.show(t.decl.ValueType, v)}}); err != nil {
+					if err := out.Add(record{{Name: "value", Value: t.show(t.decl.ValueType, v)}}); err != nil {
 						return err
 					}
 				}
-				return out.end()
+				return out.End()
 			}}),
 		change("add KEYSPACE NAME VALUE --key K", "Append one element", "  keelctl list add flights late DL123 --key ATL", 1, 1,
 			func(ctx context.Context, t *target, l *keel.List[any], xs []any) (keel.Token, error) {
@@ -255,7 +255,7 @@ func (a *app) mapCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return t.app.printOne("Contains", record{{name: "contains", value: yes}})
+				return t.app.printOne("Contains", record{{Name: "contains", Value: yes}})
 			}),
 		a.mapWalk("entries", "Print the entries in the order of the user keys", true, true),
 		a.mapWalk("keys", "Print the user keys in order", true, false),
@@ -266,7 +266,7 @@ func (a *app) mapCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return t.app.printOne("IsEmpty", record{{name: "isEmpty", value: yes}})
+				return t.app.printOne("IsEmpty", record{{Name: "isEmpty", Value: yes}})
 			}),
 		a.mapVerb("clear KEYSPACE NAME --key K", "Clear the map", "  keelctl map clear flights routes --key ATL", 0, 0, false, nil,
 			func(ctx context.Context, t *target, m *keel.Map[any, any], _ any, _ []string) error {
@@ -312,16 +312,16 @@ func (a *app) mapWalk(name, short string, keys, values bool) *cobra.Command {
 				}
 				var r record
 				if keys {
-					r = append(r, field{name: "userKey", value: t.show(t.decl.UserKeyType, e.Key)})
+					r = append(r, field{Name: "userKey", Value: t.show(t.decl.UserKeyType, e.Key)})
 				}
 				if values {
-					r = append(r, field{name: "value", value: t.show(t.decl.ValueType, e.Value)},
-						field{name: "null", value: e.Null, wide: true}, field{name: "version", value: e.Version, wide: true})
+					r = append(r, field{Name: "value", Value: t.show(t.decl.ValueType, e.Value)},
+						field{Name: "null", Value: e.Null, Wide: true}, field{Name: "version", Value: e.Version, Wide: true})
 				}
-				if err := out.add(r); err != nil {
+				if err := out.Add(r); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		})
 }

@@ -99,8 +99,8 @@ func (p *dropPlan) record() record {
 	if p.counted {
 		keys, more = p.keys, p.more
 	}
-	return record{{name: "keyspace", value: p.decl.Keyspace}, {name: "name", value: p.decl.Name}, {name: "id", value: p.decl.ID},
-		{name: "stateKind", value: string(p.decl.Kind)}, {name: "shards", value: p.shards}, {name: "keys", value: keys}, {name: "more", value: more}}
+	return record{{Name: "keyspace", Value: p.decl.Keyspace}, {Name: "name", Value: p.decl.Name}, {Name: "id", Value: p.decl.ID},
+		{Name: "stateKind", Value: string(p.decl.Kind)}, {Name: "shards", Value: p.shards}, {Name: "keys", Value: keys}, {Name: "more", Value: more}}
 }
 
 // String is the plan in one line.

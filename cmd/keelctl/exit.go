@@ -1,13 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/internal/cliout"
 )
 
 // Exit codes, the same in every output format (KX3).
@@ -60,6 +60,7 @@ func (e *unprinted) Unwrap() error { return e.err }
 // exitCode says how a command ended.
 func exitCode(err error) int {
 	var u *usageError
+	var c *cliout.NoColumn
 	var h *unhealthy
 	var i *interrupted
 	var p *unprinted
@@ -71,7 +72,7 @@ func exitCode(err error) int {
 		return exitInterrupted
 	case errors.As(err, &p):
 		return exitUnknown // never a code that stands for "not applied"
-	case errors.As(err, &u):
+	case errors.As(err, &u), errors.As(err, &c):
 		return exitUsage
 	case errors.As(err, &h):
 		return exitUnhealthy
@@ -129,7 +130,7 @@ type failure struct {
 }
 
 func failureOf(err error) failure {
-	f := failure{APIVersion: apiVersion, Kind: "Error", Code: "failed", Outcome: keel.OutcomeNotApplied.String(),
+	f := failure{APIVersion: cliout.APIVersion, Kind: "Error", Code: "failed", Outcome: keel.OutcomeNotApplied.String(),
 		Message: err.Error(), ExitCode: exitCode(err)}
 	var e *keel.Error
 	if errors.As(err, &e) {
@@ -164,12 +165,12 @@ func (a *app) fail(cmd *cobra.Command, err error) int {
 	f := failureOf(err)
 	switch a.output {
 	case "json", "yaml", "jsonl":
-		b, mErr := json.Marshal(f)
-		if mErr == nil && a.output == "yaml" {
-			b, mErr = jsonToYAML(b)
+		format := a.output
+		if format == "json" {
+			format = "jsonl" // one line, as in a log
 		}
-		if mErr == nil {
-			fmt.Fprintf(a.stderr, "%s\n", trimNewline(b))
+		if b, encodeErr := cliout.Encoded(format, f); encodeErr == nil {
+			fmt.Fprintf(a.stderr, "%s\n", b)
 			return f.ExitCode
 		}
 	}

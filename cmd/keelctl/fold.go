@@ -170,17 +170,17 @@ func (a *app) keysCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				if err := out.add(t.keyRecord(k)); err != nil {
+				if err := out.Add(t.keyRecord(k)); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		}})
 }
 
 func (t *target) keyRecord(k keel.KeyItem) record {
-	return record{{name: "key", value: t.show(t.decl.KeyType, k.Key)}, {name: "namespace", value: t.showNamespace(k.Namespace)},
-		{name: "group", value: k.Group, wide: true}, {name: "shard", value: k.Shard, wide: true}}
+	return record{{Name: "key", Value: t.show(t.decl.KeyType, k.Key)}, {Name: "namespace", Value: t.showNamespace(k.Namespace)},
+		{Name: "group", Value: k.Group, Wide: true}, {Name: "shard", Value: k.Shard, Wide: true}}
 }
 
 func (a *app) scanCommand() *cobra.Command {
@@ -206,14 +206,14 @@ func (a *app) scanCommand() *cobra.Command {
 				}
 				r := t.keyRecord(it.KeyItem)
 				if t.decl.Kind == keel.KindMap {
-					r = append(r, field{name: "userKey", value: t.show(t.decl.UserKeyType, it.UserKey)})
+					r = append(r, field{Name: "userKey", Value: t.show(t.decl.UserKeyType, it.UserKey)})
 				}
-				r = append(r, field{name: "value", value: t.show(typ, it.Value)}, field{name: "null", value: it.Null, wide: true},
-					field{name: "version", value: it.Version, wide: true})
-				if err := out.add(r); err != nil {
+				r = append(r, field{Name: "value", Value: t.show(typ, it.Value)}, field{Name: "null", Value: it.Null, Wide: true},
+					field{Name: "version", Value: it.Version, Wide: true})
+				if err := out.Add(r); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		}})
 }

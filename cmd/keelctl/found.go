@@ -204,8 +204,8 @@ func (f *founding) text() string {
 func (f *founding) ended() bool { return f.phase == phaseDone || f.phase == phaseFailed }
 
 func (f *founding) report() error {
-	err := f.app.printDone("Founding", record{{name: "cluster", value: f.cluster}, {name: "operation", value: f.operation},
-		{name: "phase", value: f.phase}, {name: "problem", value: f.problem}, {name: "resumed", value: f.resumed}})
+	err := f.app.printDone("Founding", record{{Name: "cluster", Value: f.cluster}, {Name: "operation", Value: f.operation},
+		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed}})
 	switch {
 	case err != nil || f.phase == phaseDone:
 		return err

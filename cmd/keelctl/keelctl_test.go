@@ -16,6 +16,7 @@ import (
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
+	"github.com/keelstate/keelstate/internal/cliout"
 )
 
 func TestMain(m *testing.M) {
@@ -196,7 +197,7 @@ func checkFormat(t *testing.T, line []string, format, stdout string) {
 		} else {
 			err = json.Unmarshal([]byte(d), &v)
 		}
-		if err != nil || v.APIVersion != apiVersion || v.Kind == "" {
+		if err != nil || v.APIVersion != cliout.APIVersion || v.Kind == "" {
 			t.Errorf("%q -o %s: %v in %q", line, format, err, d)
 		}
 	}

@@ -37,11 +37,11 @@ func (a *app) operationList() *cobra.Command {
 			}
 			out := a.list("Operation", "id", "operation", "phase", "done", "error")
 			for _, o := range operations {
-				if err := out.add(operationRecord(o)); err != nil {
+				if err := out.Add(operationRecord(o)); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		},
 	}
 }
@@ -179,7 +179,7 @@ func operationArg(text string) (string, error) {
 }
 
 func operationRecord(o *keelstatepb.Operation) record {
-	return record{{name: "id", value: o.GetId()}, {name: "operation", value: o.GetKind()},
-		{name: "phase", value: o.GetPhase()}, {name: "done", value: o.GetDone()}, {name: "error", value: o.GetError()},
-		{name: "startedMs", value: o.GetStartedMs(), wide: true}, {name: "updatedMs", value: o.GetUpdatedMs(), wide: true}}
+	return record{{Name: "id", Value: o.GetId()}, {Name: "operation", Value: o.GetKind()},
+		{Name: "phase", Value: o.GetPhase()}, {Name: "done", Value: o.GetDone()}, {Name: "error", Value: o.GetError()},
+		{Name: "startedMs", Value: o.GetStartedMs(), Wide: true}, {Name: "updatedMs", Value: o.GetUpdatedMs(), Wide: true}}
 }

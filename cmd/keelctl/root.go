@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/internal/cliout"
 )
 
 const (
@@ -66,35 +67,11 @@ func run(ctx context.Context, args []string, env environment) int {
 		err = &interrupted{err}
 	}
 	if !a.settled {
-		a.output = a.outputAsked(args)
+		// Of a line that could not be parsed errors obey --output too (KX2).
+		environment, _ := a.lookup("KEELSTATE_OUTPUT")
+		a.output = cliout.Asked(args, environment)
 	}
 	return a.fail(cmd, err)
-}
-
-// outputAsked is the output format of a command line that could not be parsed,
-// for its error (KX2): the last -o or --output of the raw words, else the
-// environment's.
-func (a *app) outputAsked(args []string) string {
-	asked, _ := a.lookup("KEELSTATE_OUTPUT")
-	for i, arg := range args {
-		if arg == "--" {
-			break
-		}
-		switch value, joined := strings.CutPrefix(arg, "--output="); {
-		case joined:
-			asked = value
-		case arg == "-o" || arg == "--output":
-			if i+1 < len(args) {
-				asked = args[i+1]
-			}
-		case strings.HasPrefix(arg, "-o"):
-			asked = strings.TrimPrefix(arg[len("-o"):], "=")
-		}
-	}
-	if !validOutput(asked) {
-		return "table"
-	}
-	return asked
 }
 
 // command builds the command tree.
@@ -181,7 +158,7 @@ func (a *app) settle(cmd *cobra.Command) error {
 			return usage(fmt.Errorf("%s: %w", s.env, err))
 		}
 	}
-	if !validOutput(a.output) {
+	if !cliout.Valid(a.output) {
 		return usage(fmt.Errorf("--output: %q is none of table, wide, json, yaml, jsonl", a.output))
 	}
 	a.settled = true

@@ -28,10 +28,10 @@ func declarationRecord(d keel.Declaration) record {
 	if d.Function == "" {
 		function = nil
 	}
-	return record{{name: "id", value: d.ID}, {name: "keyspace", value: d.Keyspace}, {name: "name", value: d.Name},
-		{name: "stateKind", value: string(d.Kind)}, {name: "keyType", value: typ(d.KeyType)}, {name: "userKeyType", value: typ(d.UserKeyType)},
-		{name: "valueType", value: typ(d.ValueType)}, {name: "function", value: function},
-		{name: "codecVersion", value: d.CodecVersion, wide: true}}
+	return record{{Name: "id", Value: d.ID}, {Name: "keyspace", Value: d.Keyspace}, {Name: "name", Value: d.Name},
+		{Name: "stateKind", Value: string(d.Kind)}, {Name: "keyType", Value: typ(d.KeyType)}, {Name: "userKeyType", Value: typ(d.UserKeyType)},
+		{Name: "valueType", Value: typ(d.ValueType)}, {Name: "function", Value: function},
+		{Name: "codecVersion", Value: d.CodecVersion, Wide: true}}
 }
 
 func (a *app) stateDeclare() *cobra.Command {
@@ -69,7 +69,7 @@ func (a *app) stateDeclare() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.printDone("State", append(declarationRecord(got), field{name: "created", value: created}))
+			return a.printDone("State", append(declarationRecord(got), field{Name: "created", Value: created}))
 		},
 	}
 	f := c.Flags()
@@ -99,11 +99,11 @@ func (a *app) stateList() *cobra.Command {
 			}
 			out := a.list("State", "id", "keyspace", "name", "stateKind", "keyType", "valueType")
 			for _, d := range states {
-				if err := out.add(declarationRecord(d)); err != nil {
+				if err := out.Add(declarationRecord(d)); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		},
 	}
 }
@@ -123,8 +123,8 @@ func (a *app) versionCommand() *cobra.Command {
 					}
 				}
 			}
-			return a.printOne("Version", record{{name: "version", value: version}, {name: "revision", value: revision},
-				{name: "go", value: runtime.Version()}, {name: "platform", value: runtime.GOOS + "/" + runtime.GOARCH}})
+			return a.printOne("Version", record{{Name: "version", Value: version}, {Name: "revision", Value: revision},
+				{Name: "go", Value: runtime.Version()}, {Name: "platform", Value: runtime.GOOS + "/" + runtime.GOARCH}})
 		},
 	}
 }
@@ -138,12 +138,12 @@ func (a *app) configCommand() *cobra.Command {
 			out := a.list("Setting", "setting", "value", "origin")
 			for _, s := range settings {
 				value := cmd.Flags().Lookup(s.flag).Value.String()
-				if err := out.add(record{{name: "setting", value: s.name}, {name: "value", value: strings.Trim(value, "[]")},
-					{name: "origin", value: a.origin(cmd, s)}}); err != nil {
+				if err := out.Add(record{{Name: "setting", Value: s.name}, {Name: "value", Value: strings.Trim(value, "[]")},
+					{Name: "origin", Value: a.origin(cmd, s)}}); err != nil {
 					return err
 				}
 			}
-			return out.end()
+			return out.End()
 		},
 	})
 	return c

@@ -203,8 +203,8 @@ func (t *target) written(token keel.Token, err error) error {
 	if err != nil {
 		return err
 	}
-	return t.app.printDone("Written", record{{name: "shard", value: token.Shard}, {name: "sequence", value: token.Sequence},
-		{name: "token", value: token.String()}})
+	return t.app.printDone("Written", record{{Name: "shard", Value: token.Shard}, {Name: "sequence", Value: token.Sequence},
+		{Name: "token", Value: token.String()}})
 }
 
 // absent is a read that found nothing; it exits with 3.

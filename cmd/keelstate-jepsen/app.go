@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/cliout"
 	"github.com/keelstate/keelstate/jepsen/check"
 )
 
@@ -37,6 +37,7 @@ type app struct {
 	output  string
 	columns []string
 	quiet   bool
+	settled bool // output is the one asked for, and valid
 }
 
 // usageError is a mistake on the command line.
@@ -89,7 +90,12 @@ func run(ctx context.Context, args []string, env environment) int {
 	if ctx.Err() != nil {
 		err = &interrupted{err}
 	}
-	return a.fail(cmd, err, args)
+	if !a.settled {
+		// Of a line that could not be parsed errors obey --output too (KJ2).
+		environment, _ := a.lookup("KEELSTATE_OUTPUT")
+		a.output = cliout.Asked(args, environment)
+	}
+	return a.fail(cmd, err)
 }
 
 // command builds the command tree.
@@ -146,8 +152,12 @@ func (a *app) settle(cmd *cobra.Command) error {
 	if v, set := a.lookup("KEELSTATE_OUTPUT"); set && v != "" && !cmd.Flags().Changed("output") {
 		a.output = v
 	}
-	if !validOutput(a.output) {
-		return usage(fmt.Errorf("--output: %q is none of table, wide, json, yaml, jsonl", a.output))
+	if !cliout.Valid(a.output) {
+		return usage(fmt.Errorf("--output: %q is none of %s", a.output, strings.Join(cliout.Formats, ", ")))
+	}
+	a.settled = true
+	if err := a.checkColumns(cmd); err != nil {
+		return usage(err)
 	}
 	return usage(cmd.ValidateFlagGroups())
 }
@@ -202,16 +212,16 @@ var codes = map[int]string{exitFailed: "failed", exitUsage: "usage", exitNotFoun
 	exitUndecided: "verdict_unknown", exitInterrupted: "interrupted"}
 
 // fail prints an error in the chosen format and returns the exit code (KJ2).
-func (a *app) fail(cmd *cobra.Command, err error, args []string) int {
+func (a *app) fail(cmd *cobra.Command, err error) int {
 	code := exitCode(err)
-	switch output := a.outputAsked(args); output {
+	switch format := a.output; format {
 	case "json", "yaml", "jsonl":
-		b, encodeErr := json.Marshal(failure{apiVersion, "Error", codes[code], err.Error(), code})
-		if encodeErr == nil && output == "yaml" {
-			b, encodeErr = jsonToYAML(b)
+		if format == "json" {
+			format = "jsonl" // one line, as in a log
 		}
+		b, encodeErr := cliout.Encoded(format, failure{cliout.APIVersion, "Error", codes[code], err.Error(), code})
 		if encodeErr == nil {
-			fmt.Fprintf(a.stderr, "%s\n", trimNewline(b))
+			fmt.Fprintf(a.stderr, "%s\n", b)
 			return code
 		}
 	}
@@ -220,24 +230,4 @@ func (a *app) fail(cmd *cobra.Command, err error, args []string) int {
 		fmt.Fprintf(a.stderr, "see: %s --help\n", cmd.CommandPath())
 	}
 	return code
-}
-
-// outputAsked is the output format, also of a command line that could not be
-// parsed: then the last -o of the raw words.
-func (a *app) outputAsked(args []string) string {
-	asked := a.output
-	for i, arg := range args {
-		switch value, joined := strings.CutPrefix(arg, "--output="); {
-		case joined:
-			asked = value
-		case (arg == "-o" || arg == "--output") && i+1 < len(args):
-			asked = args[i+1]
-		case strings.HasPrefix(arg, "-o"):
-			asked = strings.TrimPrefix(arg[len("-o"):], "=")
-		}
-	}
-	if !validOutput(asked) {
-		return "table"
-	}
-	return asked
 }

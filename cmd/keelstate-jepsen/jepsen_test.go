@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 
+	"github.com/keelstate/keelstate/internal/cliout"
 	"github.com/keelstate/keelstate/jepsen/check"
 	"github.com/keelstate/keelstate/jepsen/history"
 	"github.com/keelstate/keelstate/jepsen/report"
@@ -113,7 +114,7 @@ func TestReport(t *testing.T) {
 	dir := folder(t, 0, check.Pass)
 	code, out, prose := command(t, "report", dir, "-o", "json")
 	var got map[string]any
-	if err := json.Unmarshal([]byte(out), &got); code != 0 || err != nil || got["kind"] != "Run" || got["verdict"] != "pass" || got["apiVersion"] != apiVersion {
+	if err := json.Unmarshal([]byte(out), &got); code != 0 || err != nil || got["kind"] != "Run" || got["verdict"] != "pass" || got["apiVersion"] != cliout.APIVersion {
 		t.Fatalf("code %d: %v\n%s%s", code, err, out, prose)
 	}
 	if _, err := os.Stat(filepath.Join(dir, report.PageFile)); err != nil {
@@ -150,6 +151,8 @@ func TestErrors(t *testing.T) {
 		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", full}, exitUsage, "usage"},
 		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--workloads", "nonsense"}, exitUsage, "usage"},
 		{[]string{"report", folder(t, 0, check.Pass), "--columns", "nonsense"}, exitUsage, "usage"},
+		{[]string{"check", folder(t, 5, check.Pass), "--columns", "nonsense"}, exitUsage, "usage"},
+		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--columns", "nonsense"}, exitUsage, "usage"},
 		{[]string{"check", folder(t, 5, check.Pass)}, exitVerdictFail, "verdict_fail"},
 	} {
 		code, _, prose := command(t, append(c.args, "--quiet", "-o", "json")...)
@@ -163,6 +166,17 @@ func TestErrors(t *testing.T) {
 	}
 	if code, _, prose := command(t, "check", full, "-o", "xml"); code != exitUsage || !strings.Contains(prose, "xml") {
 		t.Errorf("code %d: %s", code, prose)
+	}
+}
+
+// KJ2: the environment's format holds for a line that could not be parsed, too.
+func TestErrorsObeyTheEnvironment(t *testing.T) {
+	var prose bytes.Buffer
+	getenv := func(string) (string, bool) { return "json", true }
+	code := run(t.Context(), []string{"check", "--nonsense"}, environment{stdout: &prose, stderr: &prose, getenv: getenv})
+	var e failure
+	if err := json.Unmarshal(prose.Bytes(), &e); err != nil || code != exitUsage || e.Kind != "Error" {
+		t.Errorf("code %d, %v: %s", code, err, prose.String())
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/keelstate/keelstate/internal/cliout"
 	"github.com/keelstate/keelstate/jepsen/check"
 	"github.com/keelstate/keelstate/jepsen/report"
 )
@@ -16,11 +17,11 @@ import (
 func runRecord(dir string, r *report.Run) record {
 	t := r.Totals()
 	return record{
-		{name: "directory", value: dir}, {name: "seed", value: r.Seed}, {name: "verdict", value: string(r.Verdict)}, {name: "text", value: r.Text},
-		{name: "minutes", value: time.Duration(r.ElapsedNs).Minutes()}, {name: "episodes", value: t.Episodes},
-		{name: "operations", value: t.Operations}, {name: "ok", value: t.OK}, {name: "failed", value: t.Failed}, {name: "unknown", value: t.Unknown},
-		{name: "injections", value: t.Injections}, {name: "faults", value: t.Faults}, {name: "skipped", value: t.Skipped, wide: true},
-		{name: "missing", value: append([]string{}, r.Missing...), wide: true}, {name: "repeat", value: r.Repeat},
+		{Name: "directory", Value: dir}, {Name: "seed", Value: r.Seed}, {Name: "verdict", Value: string(r.Verdict)}, {Name: "text", Value: r.Text},
+		{Name: "minutes", Value: time.Duration(r.ElapsedNs).Minutes()}, {Name: "episodes", Value: t.Episodes},
+		{Name: "operations", Value: t.Operations}, {Name: "ok", Value: t.OK}, {Name: "failed", Value: t.Failed}, {Name: "unknown", Value: t.Unknown},
+		{Name: "injections", Value: t.Injections}, {Name: "faults", Value: t.Faults}, {Name: "skipped", Value: t.Skipped, Wide: true},
+		{Name: "missing", Value: cliout.Phrases(r.Missing), Wide: true}, {Name: "repeat", Value: r.Repeat},
 	}
 }
 
@@ -29,9 +30,9 @@ func resultRecord(e *report.Episode, r check.Result) record {
 	details := []check.Detail{}
 	details = append(details, r.Details...)
 	return record{
-		{name: "episode", value: e.Number}, {name: "name", value: r.Name}, {name: "verdict", value: string(r.Verdict)},
-		{name: "ok", value: r.OK}, {name: "failed", value: r.Failed}, {name: "unknown", value: r.Unknown},
-		{name: "elapsedMs", value: r.Elapsed.Milliseconds(), wide: true}, {name: "text", value: r.Text}, {name: "details", value: details, wide: true},
+		{Name: "episode", Value: e.Number}, {Name: "name", Value: r.Name}, {Name: "verdict", Value: string(r.Verdict)},
+		{Name: "ok", Value: r.OK}, {Name: "failed", Value: r.Failed}, {Name: "unknown", Value: r.Unknown},
+		{Name: "elapsedMs", Value: r.Elapsed.Milliseconds(), Wide: true}, {Name: "text", Value: r.Text}, {Name: "details", Value: details, Wide: true},
 	}
 }
 
