@@ -160,6 +160,31 @@ func TestBitFlips(t *testing.T) {
 	}
 }
 
+// JH6: what a reader would refuse is not written.
+func TestRecorderRefusesWhatReadersDo(t *testing.T) {
+	long := strings.Repeat("x", MaxText+1)
+	for name, do := range map[string]func(r *Recorder){
+		"key":   func(r *Recorder) { r.Invoke(Op{Key: long}) },
+		"part":  func(r *Recorder) { r.Invoke(Op{Parts: []Part{{Key: long}}}) },
+		"parts": func(r *Recorder) { r.Invoke(Op{Parts: make([]Part, MaxParts+1)}) },
+		"code":  func(r *Recorder) { r.Complete(r.Invoke(Op{}), Done{Code: long}) },
+		"line":  func(r *Recorder) { r.Invoke(Op{Arg: make([]int64, MaxLine/2)}) },
+	} {
+		var w bytes.Buffer
+		r, err := NewRecorder(&w, Header{}, Options{Clock: tick()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(r)
+		if err := r.Close(); !errors.Is(err, base.ErrTooLarge) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := Read(&w, ReadOptions{}); err != nil {
+			t.Errorf("%s: what was written cannot be read: %v", name, err)
+		}
+	}
+}
+
 // sealed makes lines of a history from objects without their last brace.
 func sealed(objects ...string) *bytes.Reader {
 	b := appendHeader(nil, Header{})

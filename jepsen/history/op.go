@@ -57,7 +57,8 @@ type Part struct {
 
 // Op is one operation of one client.
 type Op struct {
-	// ID is the operation's number in its history, from 1 in order of Invoke.
+	// ID is the operation's number in its history, from 1 in the order in which
+	// they were recorded; that of two that began together may differ from Invoke's.
 	ID int64
 	// Process is the logical client (JH5).
 	Process int64

@@ -107,9 +107,21 @@ func (r *Recorder) Invoke(o Op) Call {
 	}
 	if r.out != nil {
 		r.scratch = appendInvoke(r.scratch[:0], &o)
+		r.boundLocked(o.ID, len(o.Parts), o.Workload, o.F, o.Key, string(o.Level))
+		for i := range o.Parts {
+			r.boundLocked(o.ID, 0, o.Parts[i].Key)
+		}
 		r.writeLocked(at)
 	}
 	return Call{id: o.ID}
+}
+
+// boundLocked refuses what no reader would take (JH6).
+func (r *Recorder) boundLocked(id int64, parts int, names ...string) {
+	long := func(s string) bool { return len(s) > MaxText }
+	if r.err == nil && (parts > MaxParts || slices.ContainsFunc(names, long)) {
+		r.err = fmt.Errorf("recording operation %d: it has %d parts or a name that is too long: %w", id, parts, base.ErrTooLarge)
+	}
 }
 
 // Complete notes how an operation ended; call it after the answer is there,
@@ -123,6 +135,7 @@ func (r *Recorder) Complete(c Call, d Done) {
 	}
 	if r.out != nil {
 		r.scratch = appendReturn(r.scratch[:0], c.id, at, &d)
+		r.boundLocked(c.id, len(d.Parts), d.Node, d.Code)
 		r.writeLocked(at)
 	}
 }
