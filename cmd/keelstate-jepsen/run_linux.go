@@ -61,6 +61,7 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.IntVar(&o.Shards, "shards", 2, "shards of the cluster")
 	f.StringVar(&o.Engine, "engine", "", "storage engine of the nodes; empty for their default")
 	f.StringVar(&o.Memory, "memory", "256MiB", "memory budget of each node")
+	f.StringVar(&o.LogSize, "log-size", "2MiB", "size at which the nodes cut their logs; small, so that snapshots are sent")
 	f.StringVar(&net, "net", string(host.NetAuto), "auto, namespaces or loopback")
 	f.StringVar(&disk, "disk", "auto", "auto, plain, fault, ext4 or tmpfs")
 	f.StringSliceVar(&o.Faults, "faults", nil, "kinds or names of faults; all that are possible here if none are given")

@@ -146,6 +146,16 @@ func newDriver(c *config) (engine.Driver, error) {
 	return d, nil
 }
 
+// boundLog sets the bounds of the logs in the proportions of the cluster's
+// defaults, which it leaves as they are.
+func (c *config) boundLog(o *cluster.Options) {
+	if c.logSize == 0 || c.logSize == defaultLogSize { // 0: the throw-away node
+		return
+	}
+	size := uint64(c.logSize)
+	o.LogMaxBytes, o.LogKeepBytes, o.LogHardBytes = size, size/4, 4*size
+}
+
 func (p *process) startNode() error {
 	c := p.conf
 	p.gossip = newGossiper(c, p.log)
@@ -160,6 +170,7 @@ func (p *process) startNode() error {
 	if o.ScrubInterval = c.scrubInterval; c.scrubInterval == 0 {
 		o.ScrubInterval = -1
 	}
+	c.boundLog(&o)
 	if p.clock != nil {
 		o.WallClock = p.clock.Now
 	}

@@ -54,6 +54,7 @@ type config struct {
 	pprof, faultInjection                                        bool
 	drainTimeout                                                 time.Duration
 	scrubInterval                                                time.Duration // 0: off
+	logSize                                                      int64
 	// quick shortens what a node that is alone need not wait for.
 	quick bool
 
@@ -112,6 +113,7 @@ func nodeSettings() []setting {
 		{name: "pid-file", usage: "write the process id here while running", set: text(func(c *config) *string { return &c.pidFile })},
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
 		{name: "scrub-interval", def: "24h", usage: "how often each replica reads and checks all of its files, at most 16 MiB/s; 0: never by itself", set: setScrubInterval},
+		{name: "log-size", def: "64MiB", usage: "size of a shard's Raft log at which its store is flushed and the log cut; a restart applies at most that again", set: setLogSize},
 	}, commonSettings("rocks", "1GiB", "info")...)
 }
 
@@ -166,6 +168,24 @@ func setScrubInterval(c *config, v string) error {
 		return fmt.Errorf("%q is not 0 or a duration of at least 1s, like 24h", v)
 	}
 	c.scrubInterval = d
+	return nil
+}
+
+const (
+	defaultLogSize = 64 << 20
+	minLogSize     = 1 << 20
+	maxLogSize     = 16 << 30
+)
+
+func setLogSize(c *config, v string) error {
+	n, err := parseBytes(v)
+	if err != nil {
+		return err
+	}
+	if n < minLogSize || n > maxLogSize {
+		return fmt.Errorf("%q is not between 1MiB and 16GiB", v)
+	}
+	c.logSize = n
 	return nil
 }
 

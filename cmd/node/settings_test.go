@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/keelstate/keelstate/cluster"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite generated documents")
@@ -96,6 +98,8 @@ func TestBadConfiguration(t *testing.T) {
 		{name: "level", args: append(ok, "--log-level", "loud"), want: []string{"--log-level", "loud"}},
 		{name: "format", args: append(ok, "--log-format", "xml"), want: []string{"--log-format"}},
 		{name: "drain", args: append(ok, "--drain-timeout", "-1s"), want: []string{"--drain-timeout"}},
+		{name: "log size", args: append(ok, "--log-size", "1000KiB"), want: []string{"--log-size", "between 1MiB and 16GiB"}},
+		{name: "log size without a unit", args: append(ok, "--log-size", "64"), want: []string{"--log-size"}},
 		{name: "fault injection", args: append(ok, "--fault-injection=maybe"), want: []string{"fault-injection"}},
 		{name: "failpoints", environ: []string{"KEELSTATE_FAILPOINTS=no.such=crash"}, args: ok, want: []string{"KEELSTATE_FAILPOINTS", "failpoint"}},
 		{name: "pprof", environ: []string{"KEELSTATE_PPROF=maybe"}, args: ok, want: []string{"pprof", "KEELSTATE_PPROF"}},
@@ -233,5 +237,25 @@ func TestConfigPage(t *testing.T) {
 	}
 	if !bytes.Equal(got, b.Bytes()) {
 		t.Errorf("%s is out of date; run this test with -rewrite", name)
+	}
+}
+
+// The bounds of a log keep the proportions of the defaults, and the default
+// leaves them to the cluster.
+func TestLogSize(t *testing.T) {
+	for text, want := range map[string][3]uint64{"64MiB": {}, "": {}, "2MiB": {512 << 10, 2 << 20, 8 << 20}} {
+		args := []string{"--node-id", "n1", "--data-dir", "d"}
+		if text != "" {
+			args = append(args, "--log-size", text)
+		}
+		c, err := load(t, nil, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o cluster.Options
+		c.boundLog(&o)
+		if got := [3]uint64{o.LogKeepBytes, o.LogMaxBytes, o.LogHardBytes}; got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
+		}
 	}
 }

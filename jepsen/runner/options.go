@@ -33,6 +33,9 @@ type Options struct {
 	Nodes, Shards int
 	// Engine and Memory are flags of the nodes; empty for the nodes' defaults.
 	Engine, Memory string
+	// LogSize is the nodes' log-size; default 2MiB, so that in an episode logs are
+	// cut, and replicas that were away get snapshots.
+	LogSize string
 	// Net and Disk default to what the machine can do best.
 	Net  host.NetMode
 	Disk host.DiskKind
@@ -87,6 +90,7 @@ func (o *Options) ensureDefaults() {
 	def(&o.Clients, 6)
 	def(&o.Workers, 9)
 	def(&o.CheckLimit, 2*time.Minute)
+	def(&o.LogSize, "2MiB")
 	def(&o.Net, host.NetAuto)
 	if o.Disk == "" {
 		o.Disk = host.DiskPlain
@@ -144,7 +148,7 @@ func (o *Options) validate() error {
 func (o *Options) texts() map[string]string {
 	all := map[string]string{
 		"duration": o.Duration.String(), "episode": o.Episode.String(), "nodes": strconv.Itoa(o.Nodes), "shards": strconv.Itoa(o.Shards),
-		"engine": o.Engine, "memory": o.Memory, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","), "without": strings.Join(o.Without, ","),
+		"engine": o.Engine, "memory": o.Memory, "log-size": o.LogSize, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","), "without": strings.Join(o.Without, ","),
 		"workloads": strings.Join(o.Workloads, ","), "rate": strconv.FormatFloat(o.Rate, 'g', -1, 64), "clients": strconv.Itoa(o.Clients),
 		"workers": strconv.Itoa(o.Workers), "keys": strconv.Itoa(o.Keys), "batch": strconv.Itoa(o.Batch), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
 	}

@@ -121,7 +121,7 @@ func (r *run) open() error {
 	r.fleet, err = host.NewFleet(host.Options{Nodes: r.Nodes, Dir: nodes, NodeBinary: r.NodeBinary, CtlBinary: r.CtlBinary, Net: r.Net,
 		Disk: r.Disk, DiskBytes: r.DiskBytes, Groups: os.Geteuid() == 0, Engine: r.Engine, Memory: r.Memory,
 		// Only so have the nodes a clock that can be set.
-		Flags: append([]string{"--fault-injection"}, r.NodeFlags...)})
+		Flags: append([]string{"--fault-injection", "--log-size", r.LogSize}, r.NodeFlags...)})
 	if err != nil {
 		return fmt.Errorf("making the fleet: %w", err)
 	}
