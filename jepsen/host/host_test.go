@@ -196,6 +196,25 @@ func TestBadLinks(t *testing.T) {
 	})
 }
 
+// A device that could not be made is no device: the next delay tries anew, and
+// nothing is left of it.
+func TestDeviceThatCannotBeMade(t *testing.T) {
+	if err := Detect().Lacks(CapTun, CapNetns); err != nil {
+		t.Skipf("SKIPPED, NOT TESTED HERE: %v", err)
+	}
+	n := &Network{run: fmt.Sprintf("%s%d-0", namePrefix, os.Getpid()), short: fmt.Sprintf("kx%d", os.Getpid()%1000)}
+	s := newSlowLinks(n)
+	defer s.close()
+	for range 2 {
+		if err := s.tun("n1"); err == nil { // there is no such namespace
+			t.Error("made a device in a namespace that does not exist")
+		}
+		if _, err := os.Stat("/sys/class/net/" + n.device("n1")); err == nil {
+			t.Error("it is still there")
+		}
+	}
+}
+
 // TestProcesses: signals do what they say, and a dead node is dead (HO1, HO6).
 func TestProcesses(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 2})

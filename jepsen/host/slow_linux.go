@@ -68,16 +68,27 @@ func newSlowLinks(n *Network) *slowLinks {
 	return s
 }
 
-// tun makes the device of a host, once.
+// tun makes the device of a host, once; after a failure it is tried anew.
 func (s *slowLinks) tun(host string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mu.tuns[host] != nil {
 		return nil
 	}
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	file, err := s.makeTun(host)
 	if err != nil {
 		return err
+	}
+	s.mu.tuns[host] = file
+	s.wg.Go(func() { s.receive(file) })
+	return nil
+}
+
+// makeTun makes a device in the namespace of a host. It is gone when it is closed.
+func (s *slowLinks) makeTun(host string) (_ *os.File, err error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
 	}
 	name := s.n.device(host)
 	ifr, err := unix.NewIfreq(name)
@@ -86,14 +97,18 @@ func (s *slowLinks) tun(host string) error {
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("making the device %s: %w", name, err), unix.Close(fd))
+		return nil, errors.Join(fmt.Errorf("making the device %s: %w", name, err), unix.Close(fd))
 	}
 	// Only now is it pollable.
 	file := os.NewFile(uintptr(fd), name)
-	s.mu.tuns[host] = file
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+		}
+	}()
 	if host != Client {
 		if err := run("", "ip", "link", "set", "dev", name, "netns", s.n.ns(host)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	// Packets come in here whose senders are reached elsewhere.
@@ -101,11 +116,7 @@ func (s *slowLinks) tun(host string) error {
 	if host != Client {
 		script = "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter && " + script
 	}
-	if err := run("", s.n.inside(host, "sh", "-c", script)...); err != nil {
-		return err
-	}
-	s.wg.Go(func() { s.receive(file) })
-	return nil
+	return file, run("", s.n.inside(host, "sh", "-c", script)...)
 }
 
 func (n *Network) device(host string) string {
