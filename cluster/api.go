@@ -282,13 +282,10 @@ func (n *Node) OpenSession(ctx context.Context, lease time.Duration) (base.Sessi
 	if lease == 0 {
 		lease = DefaultSessionLease
 	}
-	if err := s.wakeClock(ctx); err != nil {
-		return 0, 0, 0, err
-	}
 	var id base.SessionID
 	rev, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 		id = v.NextSessionID()
-		return meta.OpenSessionTxn(v, v.Clock(), id, uint64(lease.Milliseconds()))
+		return meta.OpenSessionTxn(v, s.leaseFromMs(v), id, uint64(lease.Milliseconds()))
 	})
 	failpoint.Hit("cluster.session.opened")
 	return id, rev, lease, err
@@ -309,7 +306,7 @@ func (n *Node) KeepAliveSession(ctx context.Context, id base.SessionID) (time.Du
 				Hint: fmt.Sprintf("session %d has ended; open a new one", uint64(id))}
 		}
 		lease = time.Duration(rec.LeaseMs) * time.Millisecond
-		txn, _, err := meta.KeepAliveTxn(v, v.Clock(), []base.SessionID{id})
+		txn, _, err := meta.KeepAliveTxn(v, s.leaseFromMs(v), []base.SessionID{id})
 		return txn, err
 	})
 	return lease, err

@@ -194,7 +194,7 @@ func (n *Node) recordFounding(ctx context.Context, s *system, want meta.Founding
 	rev, err = s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
 		resumed = v.Cluster() != nil
 		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
-			FormatVersion: formatVersion, NowMs: s.nowMs()})
+			FormatVersion: formatVersion, NowMs: s.wallMs()})
 		return txn, err
 	})
 	if err == nil {
@@ -346,7 +346,7 @@ func (n *Node) advance(ctx context.Context, s *system, op *meta.Operation, phase
 		if o == nil || o.Phase == phase && o.Error == problem {
 			return broadcast.Txn{}, nil
 		}
-		return meta.AdvanceOperationTxn(v, s.nowMs(), op.ID, phase, problem)
+		return meta.AdvanceOperationTxn(v, s.wallMs(), op.ID, phase, problem)
 	})
 	return err
 }
@@ -456,7 +456,11 @@ func (n *Node) expireSessions(ctx context.Context, s *system) error {
 	if err != nil || v.SessionCount() == 0 {
 		return err
 	}
-	if err := s.awaitIn(ctx, s.raft.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
+	stamp, err := s.stampMs()
+	if err != nil {
+		return err
+	}
+	if err := s.awaitIn(ctx, s.raft.Apply(broadcast.EncodeTick(stamp), enqueueTimeout)); err != nil {
 		return classify(err)
 	}
 	if g := s.graceUntil.Load(); g != nil && time.Now().Before(*g) {

@@ -44,7 +44,7 @@ type Options struct {
 	// write or an fsync): the process must end. Required.
 	OnFatal func(error)
 	// WallClock is the node's wall clock; a seam for fault injection. Default
-	// time.Now. Only the polls of W5 and operation timestamps use it.
+	// time.Now. Only the polls of W5 and operation timestamps use it; leases do not.
 	WallClock func() time.Time
 	// Log says where the Raft log lives and how large its parts are; a seam for
 	// simulations. OnFailure, OnCorrupt and Metrics are the node's own. Default:

@@ -30,8 +30,9 @@ type system struct {
 	node   *Node
 	store  *broadcast.Store
 	mirror *meta.Mirror
-	// graceUntil is when a leader that came after an outage begins to end
-	// sessions; nil or past: now.
+	// clock gives this leader's stamps; of its last term if it does not lead now.
+	clock atomic.Pointer[leaseClock]
+	// graceUntil is when a new leader begins to end sessions; nil or past: now.
 	graceUntil atomic.Pointer[time.Time]
 	// noting guards noted, the revision that the log remembers as applied.
 	noting sync.Mutex
@@ -188,46 +189,49 @@ func (s *system) takeOffice(ctx context.Context, r *raft.Raft, _ uint64) (uint64
 	if err := s.awaitIn(ctx, r.Barrier(enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
-	before := s.store.Snapshot().Clock()
-	if err := s.awaitIn(ctx, r.Apply(broadcast.EncodeTick(s.nowMs()), enqueueTimeout)); err != nil {
+	start := time.Now()
+	committed := s.store.Snapshot().Clock()
+	clock := newLeaseClock(func() time.Duration { return time.Since(start) }, leaseStep(s.opts.CheckInterval), committed)
+	if err := s.awaitIn(ctx, r.Apply(broadcast.EncodeTick(clock.stampMs(committed)), enqueueTimeout)); err != nil {
 		return 0, classify(err)
 	}
-	now := s.store.Snapshot().Clock()
-	// After an outage every lease is past by the clock before any client could
-	// renew it: they get a grace.
-	if before > 0 && now > before+uint64(outageGap.Milliseconds()) {
+	s.clock.Store(clock)
+	v, err := s.view()
+	if err != nil {
+		return 0, err
+	}
+	// The clock stood while nobody led, but clients have yet to find this leader.
+	s.graceUntil.Store(nil)
+	if v.SessionCount() > 0 {
 		until := time.Now().Add(sessionGrace)
 		s.graceUntil.Store(&until)
 	}
-	return now, ctx.Err()
+	return committed, ctx.Err()
 }
 
-const (
-	// outageGap is how far the system clock may have stood still before a new
-	// leader counts as an outage; sessions are then not ended for sessionGrace.
-	outageGap    = 5 * time.Second
-	sessionGrace = 20 * time.Second
-)
+// sessionGrace is for how long a new leader ends no sessions.
+const sessionGrace = 20 * time.Second
 
-// nowMs is the stamp for a proposal of this leader: its wall clock, which the
-// map never lets go back. The system clock decides leases only: a clock that
-// jumps ahead ends sessions early, which clients see as refusals, never as lost
-// or doubled writes.
-func (s *system) nowMs() uint64 {
-	ms := s.node.opts.WallClock().UnixMilli()
-	return max(uint64(max(ms, 0)), s.store.Snapshot().Clock())
-}
-
-// wakeClock makes the system clock go on before a lease counts from it: it
-// stands while no session lives, and then the first tick would end a lease that
-// began where it stood. An empty change carries the leader's stamp.
-func (s *system) wakeClock(ctx context.Context) error {
-	v, err := s.sync(ctx)
-	if err != nil || v.SessionCount() > 0 {
-		return err
+// stampMs is the stamp for a proposal of this leader (leaseClock).
+func (s *system) stampMs() (uint64, error) {
+	c := s.clock.Load()
+	if c == nil {
+		return 0, s.notLeader()
 	}
-	_, err = s.propose(ctx, broadcast.Txn{})
-	return err
+	return c.stampMs(s.store.Snapshot().Clock()), nil
+}
+
+// wallMs is this node's wall clock, for what is shown to people; nothing is
+// decided by it.
+func (s *system) wallMs() uint64 {
+	return uint64(max(s.node.opts.WallClock().UnixMilli(), 0))
+}
+
+// leaseFromMs is from when a lease counts that is given by the view. The leader
+// may be ahead of it by one step, so that the lease may be so much longer, and is
+// never shorter.
+func (s *system) leaseFromMs(v *meta.View) uint64 {
+	return v.Clock() + uint64(leaseStep(s.opts.CheckInterval).Milliseconds())
 }
 
 // view is the newest metadata that this node knows.
@@ -330,7 +334,11 @@ func (s *system) proposeHere(ctx context.Context, txn broadcast.Txn) (broadcast.
 	if _, err := s.leading(); err != nil {
 		return broadcast.Result{}, err
 	}
-	txn.Stamp = s.nowMs()
+	stamp, err := s.stampMs()
+	if err != nil {
+		return broadcast.Result{}, err
+	}
+	txn.Stamp = stamp
 	cmd, err := broadcast.EncodeTxn(txn)
 	if err != nil {
 		return broadcast.Result{}, err

@@ -20,9 +20,9 @@ const (
 )
 
 // OpenSessionTxn opens a session with the id that the leader chose, which must
-// not be below v.NextSessionID(). Ids are never used again (ME1). nowMs is the
-// leader's clock; a lease counts from it, or from the system clock if that is
-// later.
+// not be below v.NextSessionID(). Ids are never used again (ME1). nowMs is what the
+// leader's clock may be by now; the lease counts from it, or from the system clock
+// if that is later.
 func OpenSessionTxn(v *View, nowMs uint64, id base.SessionID, leaseMs uint64) (broadcast.Txn, error) {
 	if leaseMs < MinLeaseMs || leaseMs > MaxLeaseMs {
 		return broadcast.Txn{}, base.Invalid("lease_ms", fmt.Sprintf("must be from %d to %d", MinLeaseMs, MaxLeaseMs))
