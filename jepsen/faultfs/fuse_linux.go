@@ -4,9 +4,9 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -473,15 +473,7 @@ func (f *raw) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList
 			}
 			h.listing = append(h.listing, fuse.DirEntry{Name: name, Mode: mode, Ino: n.ino})
 		}
-		slices.SortFunc(h.listing, func(a, b fuse.DirEntry) int {
-			switch {
-			case a.Name < b.Name:
-				return -1
-			case a.Name > b.Name:
-				return 1
-			}
-			return 0
-		})
+		slices.SortFunc(h.listing, func(a, b fuse.DirEntry) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for i := min(in.Offset, uint64(len(h.listing))); i < uint64(len(h.listing)); i++ {
 		e := h.listing[i]
@@ -501,6 +493,3 @@ func (f *raw) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) f
 		Bsize: blockBytes, Frsize: blockBytes, NameLen: 255}
 	return fuse.OK
 }
-
-// slowLimit bounds how long an unmount waits for the kernel to let go.
-const slowLimit = 10 * time.Second

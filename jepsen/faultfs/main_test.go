@@ -65,7 +65,7 @@ func syncDir(t *testing.T, dir string) {
 	}
 }
 
-func crash(t *testing.T, fs Control, mode CrashMode, seed uint64) CrashReport {
+func crash(t *testing.T, fs *FS, mode CrashMode, seed uint64) CrashReport {
 	t.Helper()
 	r, err := fs.Crash(mode, seed)
 	if err != nil {

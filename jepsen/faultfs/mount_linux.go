@@ -97,6 +97,9 @@ func (fs *FS) Close() error {
 	return fs.err
 }
 
+// slowLimit bounds how long an unmount waits for the kernel to let go.
+const slowLimit = 10 * time.Second
+
 func (fs *FS) await() error {
 	timer := time.NewTimer(slowLimit)
 	defer timer.Stop()

@@ -296,46 +296,39 @@ func TestCrashAfterLies(t *testing.T) {
 	}
 }
 
-// TestControl drives a mount over its socket.
+// TestControl: what is done to a mount while it is used is done, and counted.
 func TestControl(t *testing.T) {
 	fs := mounted(t, Options{})
-	socket := filepath.Join(t.TempDir(), "ctl")
-	s, err := Listen(socket, fs)
-	must(t, err)
-	defer s.Close()
-	c, err := Dial(socket)
-	must(t, err)
-	defer c.Close()
 	f := put(t, fs.file("f"), "abc")
-	id, err := c.Inject(Rule{Ops: []Op{OpSync}, Errno: "EIO", Count: 1})
+	id, err := fs.Inject(Rule{Ops: []Op{OpSync}, Errno: "EIO", Count: 1})
 	must(t, err)
 	if err := f.Sync(); !errors.Is(err, syscall.EIO) {
 		t.Errorf("fsync: %v", err)
 	}
-	if n, err := c.Hits(id); n != 1 || err != nil {
+	if n, err := fs.Hits(id); n != 1 || err != nil {
 		t.Errorf("hits: %d %v", n, err)
 	}
-	if n, err := c.Remove(id); n != 1 || err != nil {
+	if n, err := fs.Remove(id); n != 1 || err != nil {
 		t.Errorf("hits: %d %v", n, err)
 	}
-	must(t, c.FlipStored("f", Flip{Offset: 0, Bit: 5}))
-	if err := c.FlipStored("nowhere", Flip{}); err == nil {
+	must(t, fs.FlipStored("f", Flip{Offset: 0, Bit: 5}))
+	if err := fs.FlipStored("nowhere", Flip{}); err == nil {
 		t.Error("a flip in no file")
 	}
 	if got := content(t, fs.file("f")); got != "Abc" {
 		t.Errorf("read %q", got)
 	}
-	must(t, c.SetCapacity(1<<20))
-	must(t, c.AbortStalled())
-	must(t, c.ClearFaults())
-	must(t, c.SyncAll())
-	if r := crash(t, c, DropAll, 7); r.Seed != 7 || r.Files != 1 { // the failed fsync (FF4)
+	must(t, fs.SetCapacity(1<<20))
+	must(t, fs.AbortStalled())
+	must(t, fs.ClearFaults())
+	must(t, fs.SyncAll())
+	if r := crash(t, fs, DropAll, 7); r.Seed != 7 || r.Files != 1 { // the failed fsync (FF4)
 		t.Errorf("crash: %s", r)
 	}
-	if st, err := c.Stats(); err != nil || st.Crashes != 1 || st.Capacity != 1<<20 || st.Used != 4096 {
+	if st, err := fs.Stats(); err != nil || st.Crashes != 1 || st.Capacity != 1<<20 || st.Used != 4096 {
 		t.Errorf("stats: %+v %v", st, err)
 	}
-	if _, err := c.Crash("softly", 1); err == nil {
+	if _, err := fs.Crash("softly", 1); err == nil {
 		t.Error("an unknown mode")
 	}
 }

@@ -39,18 +39,3 @@ type Stats struct {
 	Writebacks int64 `json:"writebacks"`
 	Crashes    int64 `json:"crashes"`
 }
-
-// Control is what can be done to a mount while processes use it. [FS] and, over
-// a socket, [Client] implement it.
-type Control interface {
-	Inject(Rule) (id int, err error)
-	Remove(id int) (hits int, err error)
-	ClearFaults() error
-	Hits(id int) (int, error)
-	AbortStalled() error
-	SetCapacity(bytes int64) error
-	FlipStored(path string, flip Flip) error
-	Crash(CrashMode, uint64) (CrashReport, error)
-	SyncAll() error
-	Stats() (Stats, error)
-}
