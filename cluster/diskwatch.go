@@ -153,9 +153,12 @@ func (d *diskWatch) checkSpace() {
 
 // ballast makes the ballast file where it is missing and there is room for it.
 func (d *diskWatch) ballast(space DiskSpace) error {
-	path := filepath.Join(d.node.opts.DataDir, ballastFile)
 	size := ballastFor(space.Total)
-	if st, err := os.Stat(path); err == nil && uint64(st.Size()) >= size || size == 0 {
+	if size == 0 {
+		return nil
+	}
+	path := filepath.Join(d.node.opts.DataDir, ballastFile)
+	if st, err := os.Stat(path); err == nil && uint64(st.Size()) >= size {
 		return nil
 	}
 	if space.Free < 2*floorFor(space.Total)+size {
