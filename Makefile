@@ -22,6 +22,8 @@ COUNT ?= 20
 # begun, and the seed; one is drawn if it is empty.
 DURATION ?= 5m
 SEEDS ?= 1-20
+KIND ?= mixed
+HOURS ?= 1
 SEED ?=
 # Extra arguments of the scripts behind demo, up, down, status and bench, and of
 # `keelstate-jepsen run` behind jepsen and soak.
@@ -119,8 +121,8 @@ fuzz: deps ## run each fuzz target for FUZZTIME
 jepsen: node keelctl harness ## real nodes under faults, judged: DURATION= SEED= ARGS= (docs/jepsen.md)
 	@$(jepsen_run) --duration $(DURATION) $(ARGS)
 
-sim: deps ## the cluster in simulated time, an hour for each seed: SEEDS=1-20
-	$(GO) test ./internal/sim -run TestSimulation -count=1 -timeout 0 -v -sim.seeds $(SEEDS) -sim.hours 1
+sim: deps ## the cluster in simulated time, an hour for each seed: SEEDS=1-20 KIND=storms|days|mixed|weeks HOURS=1
+	$(GO) test ./internal/sim -run TestSimulation -count=1 -timeout 0 -v -sim.kind $(KIND) -sim.seeds $(SEEDS) -sim.hours $(HOURS)
 
 soak: node keelctl harness ## the same for 150 minutes (or DURATION=), in long episodes
 	@$(jepsen_run) --duration $(if $(filter file,$(origin DURATION)),150m,$(DURATION)) --episode 3m $(ARGS)
