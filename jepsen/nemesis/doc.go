@@ -11,8 +11,8 @@
 // needs more: of a write that was acknowledged by the victim and one other node,
 // the other then has the only copy, and no protocol with 2f+1 replicas can stand a
 // second mishap. Such a fault is therefore alone in its time, and its victim stays
-// down until the others have proved, by a committed entry in every shard, that a
-// majority without it holds everything. A power loss with honest fsync may hit any
+// down until the others have proved, by a committed entry in every shard and in
+// the system group, that a majority without it holds everything. A power loss with honest fsync may hit any
 // nodes, all at once too. After a failed fsync a node's page cache is not what its
 // disk has, so its heal is a reboot: the node is killed and what was not synced is
 // dropped before it starts again; that loses nothing that could be acknowledged,
@@ -32,7 +32,8 @@
 //	NE2  What is injected when is a function of the seed, the catalogue and the
 //	     options, except whom it hits where a leader is meant, and what was skipped
 //	     because it was not possible.
-//	NE3  Each injection is recorded with begin, end, targets and description.
+//	NE3  Each injection is recorded with begin, end, targets and description; one
+//	     that nothing met is idle and does not count.
 //	NE4  A node that several faults want down is started when the last one ends.
 //	NE5  What the machine cannot inject is named with the reason.
 //	NE6  The rule of damage holds.

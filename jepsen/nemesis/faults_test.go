@@ -336,6 +336,14 @@ func TestProofWithout(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
+	// The system group has to commit an entry, too.
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 3})
+	env := NewEnv(f, 1)
+	must(t, env.committedWithout(t.Context(), f.Nodes[2], time.Second))
+	t.Setenv("KEELJ_TEST_NO_SYSTEM", "1")
+	if err := env.committedWithout(t.Context(), f.Nodes[2], time.Second); err == nil || !strings.Contains(err.Error(), "system group") {
+		t.Errorf("without the system group: %v", err)
+	}
 }
 
 // TestRing: a node of a ring sees a majority, and no more than that takes.

@@ -93,12 +93,15 @@ func fakeNode() int {
 	}
 }
 
-// fakeCtl knows one shard that n1 leads, and replicas that agree.
+// fakeCtl knows one shard that n1 leads, and replicas that agree. Nobody opens a
+// session under KEELJ_TEST_NO_SYSTEM.
 func fakeCtl() int {
 	var answer []map[string]any
 	switch {
 	case slices.Contains(os.Args, "list"):
 		answer = append(answer, map[string]any{"id": 1, "leader": "n1", "replicas": []string{"r1", "r2", "r3"}})
+	case slices.Contains(os.Args, "set") && os.Getenv("KEELJ_TEST_NO_SYSTEM") != "":
+		return 5
 	case slices.Contains(os.Args, "hash"):
 		for _, n := range []string{"n1", "n2", "n3"} {
 			answer = append(answer, map[string]any{"shard": 1, "node": n, "content": "abc", "index": 7})

@@ -86,7 +86,8 @@ func (e *Env) transfer(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 
 // committedWithout asks for hashes of all replicas, for which every shard commits
 // an entry, and checks that a majority of each shard's replicas answered alike
-// without one node. A shard that has no leader, or is not told of, has not.
+// without one node, which is down. A shard that has no leader, or is not told of,
+// has not. The system group has to commit an entry, too.
 func (e *Env) committedWithout(ctx context.Context, down *host.Node, limit time.Duration) error {
 	shards, err := e.Fleet.Shards(ctx)
 	if err != nil {
@@ -97,7 +98,25 @@ func (e *Env) committedWithout(ctx context.Context, down *host.Node, limit time.
 	if len(shards) == 0 || len(hashes) == 0 {
 		return errors.Join(errors.New("no replica answers"), hashErr)
 	}
-	return agreeWithout(down.ID, shards, hashes)
+	if err := agreeWithout(down.ID, shards, hashes); err != nil {
+		return err
+	}
+	return e.commitMetadata(ctx, limit)
+}
+
+// commitMetadata makes the system group commit an entry: a command that writes
+// opens a session, which is one.
+func (e *Env) commitMetadata(ctx context.Context, limit time.Duration) error {
+	const keyspace, name = "jepsen-proof", "proof"
+	for _, args := range [][]string{
+		{"state", "declare", keyspace, name, "--kind", "value", "--key-type", "string", "--value-type", "int64"},
+		{"value", "set", keyspace, name, "1", "--key", "k"},
+	} {
+		if _, err := e.Fleet.Ctl(ctx, append(args, "--timeout", limit.String())...); err != nil {
+			return fmt.Errorf("committing an entry of the system group: %w", err)
+		}
+	}
+	return nil
 }
 
 // agreeWithout says which shard has no majority of replicas that agree at one
