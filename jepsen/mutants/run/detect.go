@@ -134,6 +134,7 @@ func (w *workshop) jepsen(ctx context.Context, m *mutants.Mutant, e *entry) {
 	}
 	e.Seed = strconv.FormatUint(w.o.firstSeed, 10)
 	args := []string{"run", "--seed", e.Seed, "--duration", w.o.duration.String(), "--out", filepath.Join(w.dir, "run")}
+	args = append(args, strings.Fields(w.o.jepsenFlags)...)
 	if m != nil && m.Faults != "" {
 		args = append(args, "--faults", m.Faults)
 	}
@@ -184,8 +185,9 @@ func (e *entry) judge(failed bool, err error, out string) {
 }
 
 // noVerdict is in the output of tests that failed because they did not come to a
-// verdict: their checkers could not decide, or their own time was over.
-var noVerdict = regexp.MustCompile(`(?m)verdict=unknown|^panic: test timed out`)
+// verdict: their checkers could not decide, their own time was over, or the machine
+// was too slow for the watchdog.
+var noVerdict = regexp.MustCompile(`(?m)verdict=unknown|^panic: test timed out|simulated time stands still`)
 
 // command runs a program in a process group of its own, which is killed at the
 // limit. code is the program's exit code, -1 if it has none.

@@ -8,11 +8,12 @@ import (
 	"github.com/keelstate/keelstate/jepsen/report"
 )
 
-// telling ranks what a failure says: first a workload's anomaly, then replicas
-// that differ, then that the cluster does not serve or heal, then all else.
+// telling ranks what a failure says: first a workload's anomaly, then an invariant
+// of Raft or replicas that differ, then that the cluster does not serve or heal,
+// then all else.
 var telling = []*regexp.Regexp{
 	regexp.MustCompile(`^(register|counter|list|map|bank|session): fail: `),
-	regexp.MustCompile(`differ|^hashes: fail: `),
+	regexp.MustCompile(`^the term of .* fell|two leaders in term|^replicas of .* differ|^hashes: fail: |takes no write for`),
 	regexp.MustCompile(`: fail: |does not start|ended itself|is not ready`),
 	regexp.MustCompile(`panic: |a goroutine is left|stands still|DATA RACE`),
 	regexp.MustCompile(`: unknown: |verdict[=: ]*fail`),

@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -27,7 +28,8 @@ import (
 // options are the command line.
 type options struct {
 	root, only, by   string
-	kind, keep       string
+	kind, keep, book string
+	jepsenFlags      string
 	control          bool
 	seeds            int
 	firstSeed        uint64
@@ -47,12 +49,14 @@ func main() {
 	flag.StringVar(&o.by, "by", "unit,sim,jepsen", "detectors, in order of their cost")
 	flag.BoolVar(&o.control, "control", true, "first run without a mutant")
 	flag.Uint64Var(&o.firstSeed, "first-seed", 1, "first seed of the detectors")
-	flag.StringVar(&o.kind, "kind", "storms", "-sim.kind of the simulation")
+	flag.StringVar(&o.kind, "kind", "squalls", "-sim.kind of the simulation")
+	flag.StringVar(&o.book, "book", "", "directory of results.json and RESULTS.md; jepsen/mutants if empty")
 	flag.StringVar(&o.keep, "keep", "", "a directory where what the detectors print is kept")
 	flag.IntVar(&o.seeds, "seeds", 6, "seeds of the simulation for each mutant")
 	flag.Float64Var(&o.hours, "hours", 0.1, "simulated hours of each seed")
 	flag.DurationVar(&o.simLimit, "sim-limit", 5*time.Minute, "bound of the simulation of one mutant")
 	flag.DurationVar(&o.duration, "duration", 2*time.Minute, "--duration of a real-process run")
+	flag.StringVar(&o.jepsenFlags, "jepsen-flags", "--episode=25s", "more flags of a real-process run")
 	flag.DurationVar(&o.jepsenLimit, "jepsen-limit", 6*time.Minute, "bound of a real-process run")
 	flag.DurationVar(&o.unitLimit, "unit-limit", 3*time.Minute, "bound of a mutant's unit tests")
 	flag.DurationVar(&o.buildLimit, "build-limit", 10*time.Minute, "bound of one build")
@@ -85,7 +89,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	book, err := openBook(dir, all)
+	book, err := openBook(cmp.Or(o.book, dir), all)
 	if err != nil {
 		return err
 	}
