@@ -142,7 +142,7 @@ func TestRegisterManySilentWrites(t *testing.T) {
 		ops = append(ops, did("write", "k", ints(1000+k), nil, 10*k+1, 0), did("write", "k", ints(k), nil, 10*k+2, 10*k+3),
 			did("cas", "k", ints(k, 5000+k), ints(0), 10*k+4, 10*k+5), did("read", "k", nil, ints(k), 10*k+6, 10*k+7))
 	}
-	if res := (Register{}).Check(number(ops), Options{Limit: 20 * time.Second}); res.Verdict != Pass {
+	if res := (Register{}).Check(number(ops), Options{Limit: 20 * time.Second}); res.Verdict != Pass || !strings.Contains(res.Text, "not looked at") {
 		t.Errorf("%v: %s", res.Verdict, res.Text)
 	}
 	ops[len(ops)-1].Result = ints(3)
