@@ -107,19 +107,19 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// leftBehind are goroutines that raft may leave behind for ever: those who wait
-// for the answer to what it had taken when it was shut down (cluster: await).
-const leftBehind = "cluster.(*group).await.func1"
-
-// bubble runs f in a bubble. At its end no goroutine may be left but those that
-// wait in vain for raft; for these synctest panics, which is caught here.
+// bubble runs f in a bubble. At its end no goroutine may be left (SM4): for one
+// that is, synctest panics, which is caught here.
 func bubble(t *testing.T, r *Report, f func(t *testing.T)) {
 	defer func() {
 		if p := recover(); p != nil {
 			if text := fmt.Sprint(p); !strings.Contains(text, "blocked goroutines remain") {
 				panic(p)
 			}
-			r.Findings = append(r.Findings, strangers(stacks())...)
+			left := strangers(stacks())
+			if len(left) == 0 {
+				left = []string{fmt.Sprintf("at the end of the run: %v", p)}
+			}
+			r.Findings = append(r.Findings, left...)
 		}
 	}()
 	synctest.Test(t, f)
@@ -141,7 +141,7 @@ func strangers(dump string) []string {
 	var out []string
 	for _, g := range strings.Split(dump, "\n\n") {
 		head, _, _ := strings.Cut(g, "\n")
-		if strings.Contains(head, "synctest bubble") && !strings.Contains(g, leftBehind) {
+		if strings.Contains(head, "synctest bubble") {
 			out = append(out, "a goroutine is left: "+g)
 		}
 	}
@@ -209,6 +209,7 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	r.Simulated = time.Since(w.start)
 	r.Faults, r.Findings, r.Late = w.faults, w.findings, n.late
 	w.background.Wait()
+	r.Findings = append(r.Findings, w.lapses.list...)
 	if err := rec.Close(); err != nil {
 		t.Error(err)
 	}
