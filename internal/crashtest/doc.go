@@ -18,4 +18,6 @@
 //	     taken effect at any time after its start, or never.
 //	CR3  Nothing is judged by how long it took, but for a generous limit within
 //	     which a cluster with a quorum must take writes again.
+//	CR4  A node that ends by itself fails the test, but for the failpoint that
+//	     it was told to end at; one that gets SIGTERM ends with code 0.
 package crashtest

@@ -88,7 +88,9 @@ type node struct {
 
 	cmd  *exec.Cmd // nil while down
 	gone chan struct{}
-	env  []string // added to the environment of the next process
+	// told and shot: it got SIGTERM, or SIGKILL.
+	told, shot bool
+	env        []string // added to the environment of the next process
 }
 
 type nodes struct {
@@ -184,7 +186,7 @@ func (c *nodes) start(i int) {
 	if err := n.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
-	n.gone = make(chan struct{})
+	n.gone, n.told, n.shot = make(chan struct{}), false, false
 	go func(cmd *exec.Cmd, gone chan struct{}) {
 		_ = cmd.Wait() // how it ended is in its log
 		close(gone)
@@ -193,15 +195,20 @@ func (c *nodes) start(i int) {
 
 func (c *nodes) signal(i int, s syscall.Signal) {
 	if n := c.n[i]; n.cmd != nil {
+		n.told, n.shot = n.told || s == syscall.SIGTERM, n.shot || s == syscall.SIGKILL
 		_ = n.cmd.Process.Signal(s) // it may have ended by itself
 	}
 }
 
-// kill is kill -9, and waits until the process is gone.
+// kill is kill -9, and waits until the process is gone. One that has ended by
+// itself fails the test (CR4).
 func (c *nodes) kill(i int) {
 	n := c.n[i]
 	if n.cmd == nil {
 		return
+	}
+	if c.ended(i) && !n.shot && (!n.told || n.cmd.ProcessState.ExitCode() != 0) {
+		c.t.Errorf("%s has ended by itself: %v", n.id, n.cmd.ProcessState)
 	}
 	c.signal(i, syscall.SIGKILL)
 	<-n.gone
