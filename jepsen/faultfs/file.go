@@ -185,7 +185,8 @@ func (d *disk) allocate(n *node, off, length int64, mode uint32) error {
 	return nil
 }
 
-// flipStored inverts one bit of what is stored, now and after a crash.
+// flipStored inverts one bit of what is stored, now and after a crash: also in
+// what a crash would bring back or keep there.
 func (n *node) flipStored(off int64, bit uint8) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -197,8 +198,23 @@ func (n *node) flipStored(off int64, bit uint8) error {
 		return err
 	}
 	p[0] ^= 1 << bit
-	_, err := n.file.WriteAt(p[:], off)
-	return err
+	if _, err := n.file.WriteAt(p[:], off); err != nil {
+		return err
+	}
+	for _, op := range n.pending {
+		flipIn(op.data, off-op.off, bit)
+		flipIn(op.old, off-op.off, bit)
+	}
+	for _, e := range n.doomed {
+		flipIn(e.data, off-e.off, bit)
+	}
+	return nil
+}
+
+func flipIn(p []byte, at int64, bit uint8) {
+	if at >= 0 && at < int64(len(p)) {
+		p[at] ^= 1 << bit
+	}
 }
 
 // rollback undoes what is pending and makes again what the choice keeps.

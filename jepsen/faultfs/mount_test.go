@@ -296,6 +296,32 @@ func TestCrashAfterLies(t *testing.T) {
 	}
 }
 
+// A bit that was flipped where it is stored stays so over a crash, also where what
+// was not synced lay over it.
+func TestFlipStaysOverACrash(t *testing.T) {
+	for _, mode := range []CrashMode{DropAll, KeepPrefix, KeepSubset} {
+		d, err := newDisk(filepath.Join(t.TempDir(), "objects"), 1<<30, 1<<30)
+		must(t, err)
+		n, err := d.create(d.mu.root, "f", false, 0o644)
+		must(t, err)
+		must(t, d.write(n, []byte("abcdef"), 0))
+		d.syncAll()
+		must(t, d.write(n, []byte("XY"), 1))
+		for _, at := range []int64{1, 4} {
+			must(t, n.flipStored(at, 0))
+		}
+		_, err = d.crash(mode, 1, func() {})
+		must(t, err)
+		got := make([]byte, 6)
+		_, err = n.file.ReadAt(got, 0)
+		must(t, err)
+		if got[1] != 'b'^1 && got[1] != 'X'^1 || got[4] != 'e'^1 {
+			t.Errorf("%s: a flip is gone: %q", mode, got)
+		}
+		d.closeObjects()
+	}
+}
+
 // TestControl: what is done to a mount while it is used is done, and counted.
 func TestControl(t *testing.T) {
 	fs := mounted(t, Options{})

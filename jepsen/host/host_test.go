@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -211,6 +212,23 @@ func TestDeviceThatCannotBeMade(t *testing.T) {
 		}
 		if _, err := os.Stat("/sys/class/net/" + n.device("n1")); err == nil {
 			t.Error("it is still there")
+		}
+	}
+}
+
+// HO2: only names that we make are ours to sweep.
+func TestLinkOwner(t *testing.T) {
+	for _, want := range []int64{4711, 1190} { // the second is x2
+		n := &Network{short: "k" + strconv.FormatInt(want, 36) + "x" + strconv.FormatInt(37, 36)}
+		for _, name := range []string{n.bridge(), n.veth("n1"), n.veth("n100"), n.device("n2"), n.device(Client)} {
+			if pid, ok := linkOwner(name); !ok || int64(pid) != want {
+				t.Errorf("%s: %d %v, want %d", name, pid, ok, want)
+			}
+		}
+	}
+	for _, name := range []string{"knox0", "kx0", "k8sx1", "kube-ipvs0", "eth0", "k1xbridge", "kbr", "k3nx1eth0"} {
+		if pid, ok := linkOwner(name); ok {
+			t.Errorf("%s is taken for a link of process %d", name, pid)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -183,17 +184,18 @@ func sweepNetwork() (swept []string, err error) {
 	return swept, errors.Join(err, sweepRoutes())
 }
 
-// linkOwner reads the process number out of a link's name.
+// ourLink is the form of all names of links: process and serial number, and what
+// the link is: a bridge, a node's, a delay's of a node or of the clients.
+var ourLink = regexp.MustCompile(`^k([0-9a-z]+)x[0-9a-z]+?(br|t?n[0-9]+|tc)$`)
+
+// linkOwner reads the process number out of a link's name, false for one that we
+// never made.
 func linkOwner(name string) (int, bool) {
-	rest, ok := strings.CutPrefix(name, "k")
-	if !ok {
+	m := ourLink.FindStringSubmatch(name)
+	if m == nil {
 		return 0, false
 	}
-	digits, _, ok := strings.Cut(rest, "x")
-	if !ok {
-		return 0, false
-	}
-	pid, err := strconv.ParseInt(digits, 36, 32)
+	pid, err := strconv.ParseInt(m[1], 36, 32)
 	return int(pid), err == nil && pid > 1
 }
 
