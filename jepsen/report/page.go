@@ -102,10 +102,8 @@ func newPage(run *Run, events []Event, samples []Sample, series *Series) *page {
 	for _, g := range series.Gaps {
 		gaps[idOf(g.Fault)] = g.LongestNs
 	}
-	for _, v := range events {
+	for _, v := range endedFaults(events, run.ElapsedNs) {
 		switch v.Type {
-		case EventBegun:
-			continue // EventFault has it too
 		case EventFault:
 			d.faults = append(d.faults, v)
 			colors[v.Kind] = ""
@@ -126,6 +124,28 @@ func newPage(run *Run, events []Event, samples []Sample, series *Series) *page {
 	p.Plots = append(p.Plots, d.rates(), d.latencies(), d.lanes(), d.leaders())
 	p.Plots = append(p.Plots, d.metrics()...)
 	return p
+}
+
+// endedFaults has one event for each fault: that of its end, or, for one that was
+// in force when the harness was killed, a fault until the end of the run.
+func endedFaults(events []Event, end int64) []Event {
+	ended := map[faultID]bool{}
+	for _, v := range events {
+		if v.Type == EventFault {
+			ended[idOf(v)] = true
+		}
+	}
+	var all []Event
+	for _, v := range events {
+		if v.Type == EventBegun {
+			if ended[idOf(v)] {
+				continue
+			}
+			v.Type, v.End, v.Text = EventFault, max(v.At, end), v.Text+"; it was in force to the end"
+		}
+		all = append(all, v)
+	}
+	return all
 }
 
 // faultID tells the faults of a timeline apart.

@@ -300,6 +300,17 @@ func folder(t testing.TB) string {
 
 // JR2, JR3: the page is made of the folder's files alone, needs nothing from
 // elsewhere, and shows text as text.
+// A fault that was in force when the harness was killed is in the page too.
+func TestFaultWithoutEnd(t *testing.T) {
+	kill := Event{Type: EventBegun, At: 5, Name: "kill-one", Kind: "kill"}
+	cut := Event{Type: EventBegun, At: 7, Name: "partition-one", Kind: "partition"}
+	healed := Event{Type: EventFault, At: 5, End: 9, Name: "kill-one", Kind: "kill"}
+	got := endedFaults([]Event{kill, cut, healed}, 100)
+	if len(got) != 2 || got[0].Name != cut.Name || got[0].Type != EventFault || got[0].End != 100 || got[1].End != 9 {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestPage(t *testing.T) {
 	dir := folder(t)
 	run, err := LoadRun(dir)
