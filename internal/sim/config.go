@@ -39,6 +39,9 @@ type Config struct {
 	// LateCopies is the share of numbered requests of which a copy is still on its
 	// way when they have been answered, maybe when their session has ended.
 	LateCopies float64
+	// LostRequests is the share of numbered requests that are lost on their way,
+	// while those that were sent after them arrive.
+	LostRequests float64
 }
 
 // A Kind is what a run is like.
@@ -97,7 +100,7 @@ func storm(seed uint64, simulated time.Duration) (Config, *rand.Rand) {
 		Rate:      []float64{0.5, 2, 8}[r.IntN(3)], Workers: 3, LostReplies: []float64{0, 0.01, 0.1}[r.IntN(3)],
 		Round: pick(time.Minute, 3*time.Minute, 10*time.Minute), MaxHold: pick(2*time.Second, 10*time.Second, 40*time.Second),
 		MaxGap: pick(time.Second, 10*time.Second, 40*time.Second), AtOnce: 1 + r.IntN(4),
-		Look: 100 * time.Millisecond, LateCopies: 0.02}
+		Look: 100 * time.Millisecond, LateCopies: 0.02, LostRequests: 0.005}
 	c.Round = min(c.Round, simulated)
 	return c, r
 }

@@ -193,6 +193,10 @@ func (l *lane) round(open []*numberedRequest) bool {
 		}
 		done := make(chan error, 1)
 		answers[k] = done
+		if l.c.w.chance(l.c.w.cfg.LostRequests) { // those behind it arrive
+			done <- errLost
+			continue
+		}
 		n.Submit(r.ctx, l.c.route(l.shard), req, func(res raftfsm.Result) { done <- res.Failure() })
 	}
 	limit := time.NewTimer(attempt)
@@ -240,6 +244,9 @@ func (l *lane) answered(r *numberedRequest, err error, rest []*numberedRequest) 
 		l.end(r, nil)
 		return true
 	case s == base.ErrSessionEnded || s == base.ErrSessionForgot:
+		if s == base.ErrSessionForgot { // only what is at or above the floor is ever sent again
+			l.c.w.lapse("session %d of %s lost its open request %d: %v", l.session, l.shard, r.number, err)
+		}
 		l.abandon(rest)
 		return false
 	case s.Outcome == base.OutcomeUnknown:

@@ -41,6 +41,11 @@ type world struct {
 	findings []string
 	// looks are of the same goroutine.
 	looks looks
+	// lapses are findings of clients.
+	lapses struct {
+		sync.Mutex
+		list []string
+	}
 }
 
 // host is a machine: its disk stays when its process dies.
@@ -149,6 +154,16 @@ func (w *world) restart(i int) {
 func (w *world) finding(format string, args ...any) {
 	w.findings = append(w.findings, fmt.Sprintf(format, args...))
 	w.trace.note("FINDING %s", w.findings[len(w.findings)-1])
+}
+
+// lapse notes what a client found wrong, a few times.
+func (w *world) lapse(format string, args ...any) {
+	w.lapses.Lock()
+	defer w.lapses.Unlock()
+	if len(w.lapses.list) < 10 {
+		w.lapses.list = append(w.lapses.list, fmt.Sprintf(format, args...))
+		w.trace.note("FINDING %s", w.lapses.list[len(w.lapses.list)-1])
+	}
 }
 
 // supervise restarts the processes that asked to end, as their supervisor does.

@@ -48,6 +48,11 @@ func (b *book) add(mutant string, e entry) error {
 	order := []string{"unit", "sim", "jepsen"}
 	slices.SortStableFunc(es, func(x, y entry) int { return slices.Index(order, x.Detector) - slices.Index(order, y.Detector) })
 	b.entries[mutant] = es
+	return b.save()
+}
+
+// save writes both files.
+func (b *book) save() error {
 	raw, err := json.MarshalIndent(b.entries, "", "  ")
 	if err != nil {
 		return err

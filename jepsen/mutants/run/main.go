@@ -93,6 +93,9 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	if err := book.save(); err != nil { // the page follows the results
+		return err
+	}
 	by := strings.Split(o.by, ",")
 	if o.control {
 		if err := judgeControl(ctx, o, by, book); err != nil {
