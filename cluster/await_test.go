@@ -96,3 +96,23 @@ func TestDeclaringEndsWithItsContext(t *testing.T) {
 		t.Fatalf("declaring behind a hung proposal: %v", err)
 	}
 }
+
+// Who notes the metadata while another waits for a hung disk with that goes on
+// when the node closes.
+func TestNotingEndsWithItsGroup(t *testing.T) {
+	s := &system{noting: make(chan struct{}, 1)}
+	var end context.CancelFunc
+	s.ctx, end = context.WithCancel(context.Background())
+	s.noting <- struct{}{} // somebody whose disk hangs
+	said := make(chan error, 1)
+	go func() { said <- s.note() }()
+	end()
+	select {
+	case err := <-said:
+		if !errors.Is(err, base.ErrClosed) {
+			t.Fatalf("noting while another does, at the end: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("noting waits for ever for another that waits for the disk")
+	}
+}

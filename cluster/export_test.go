@@ -151,8 +151,8 @@ func (n *Node) CompactSystem() error {
 // begin with at least.
 func (n *Node) NotedRevision() base.Revision {
 	s := n.system.Load()
-	s.noting.Lock()
-	defer s.noting.Unlock()
+	s.noting <- struct{}{}
+	defer func() { <-s.noting }()
 	return s.noted
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,8 +33,9 @@ type system struct {
 	clock atomic.Pointer[leaseClock]
 	// graceUntil is when a new leader begins to end sessions; nil or past: now.
 	graceUntil atomic.Pointer[time.Time]
-	// noting guards noted, the revision that the log remembers as applied.
-	noting sync.Mutex
+	// noting holds one token for who owns noted, the revision that the log
+	// remembers as applied: a lock that is held while the disk works.
+	noting chan struct{}
 	noted  base.Revision
 }
 
@@ -46,7 +46,7 @@ const appliedKey = "Applied"
 // startSystem starts the replica. bootstrap is set on the founding node only.
 func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 	id := base.MakeReplicaID(n.opts.NodeID, generation)
-	s := &system{node: n, store: broadcast.New(broadcast.Options{})}
+	s := &system{node: n, noting: make(chan struct{}, 1), store: broadcast.New(broadcast.Options{})}
 	s.mirror = meta.NewMirror(s.store)
 	if err := n.initGroup(&s.group, base.SystemGroup, id, generation); err != nil {
 		return nil, err
@@ -168,8 +168,12 @@ func (s *system) restoreSnapshot(snaps raft.SnapshotStore, id string) error {
 // note makes durable how far this node's copy of the metadata is, if it has
 // changed: a restart does not know less (restore).
 func (s *system) note() error {
-	s.noting.Lock()
-	defer s.noting.Unlock()
+	select {
+	case s.noting <- struct{}{}:
+	case <-s.ctx.Done():
+		return fmt.Errorf("noting the metadata: %w", base.ErrClosed)
+	}
+	defer func() { <-s.noting }()
 	snap := s.store.Snapshot()
 	if snap.Revision() <= s.noted {
 		return nil
