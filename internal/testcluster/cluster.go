@@ -1,7 +1,3 @@
-// Package testcluster runs several nodes of package cluster in one process, for
-// tests: over an in-memory network with faults, on directories of the test,
-// with either engine. It polls conditions and never sleeps for a guess; when a
-// test fails it prints the state of every node.
 package testcluster
 
 import (
