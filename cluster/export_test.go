@@ -217,3 +217,13 @@ func (n *Node) GiveUp(g base.GroupID, judged func()) error {
 	}
 	return err
 }
+
+// AppliedCommand is the newest command that this node's replica has applied.
+func (n *Node) AppliedCommand(g base.GroupID) (uint64, error) {
+	r, err := n.replicaOf(g)
+	if err != nil {
+		return 0, err
+	}
+	index, _ := r.machine.Applied()
+	return index, nil
+}

@@ -155,6 +155,7 @@ func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) (changed bool
 	n.setReplica(rec.ID, r)
 	if r.raft != nil {
 		r.spawn(r.checkLoop)
+		r.spawn(r.watchLag)
 	}
 	return true
 }
@@ -248,7 +249,7 @@ func (r *replica) check(v *meta.View) {
 		r.hashedAt.clear()
 		r.machine.ReleaseMarks()
 	}
-	if !r.alone && r.ready() == "" {
+	if !r.alone && r.lag.level.Load() && r.ready() == "" {
 		r.alone = r.removeReplaced()
 	}
 	o, err := r.leading()

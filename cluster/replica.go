@@ -58,6 +58,7 @@ type replica struct {
 	// dropped families to go; owned by the check loop.
 	purging int
 	scrubs  scrubState
+	lag     lag
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time

@@ -98,8 +98,8 @@ func (r *replica) status() GroupStatus {
 }
 
 // ready says why the replica is not ready to serve, empty if it is: it must be
-// in the committed configuration and its lag be bounded. Whether the group has a
-// quorum is no matter of this node.
+// in the committed configuration, have caught up since it was started, and its lag
+// be bounded (behind). Whether the group has a quorum is no matter of this node.
 func (r *replica) ready() string {
 	if why := r.damage.Load(); why != nil {
 		return fmt.Sprintf("replica of %s is damaged and being rebuilt", r.id)
@@ -110,26 +110,15 @@ func (r *replica) ready() string {
 	if r.raft.State() == raft.Shutdown {
 		return fmt.Sprintf("replica of %s was stopped by its log", r.id)
 	}
-	index, conf := r.machine.Configuration()
-	if index == 0 {
-		return fmt.Sprintf("replica of %s has no configuration yet", r.id)
-	}
-	member := false
-	for _, s := range raft.DecodeConfiguration(conf).Servers {
-		member = member || s.ID == raft.ServerID(r.replica)
-	}
-	if !member {
+	if !r.member() {
 		return fmt.Sprintf("replica of %s is not a member yet", r.id)
 	}
-	applied, _ := r.machine.Applied()
-	if commit := r.raft.CommitIndex(); commit > applied+r.opts.AppliedLagBound {
-		return fmt.Sprintf("replica of %s is %d entries behind", r.id, commit-applied)
-	}
-	return ""
+	return r.behind()
 }
 
-// Ready says whether this node can serve what it hosts, and why not. It never
-// depends on other nodes.
+// Ready says whether this node can serve what it hosts, and why not. A node that
+// was ready stays so whatever becomes of others; one that restarts is ready when it
+// has caught up with the shards that have a leader.
 func (n *Node) Ready() (bool, string) {
 	n.mu.Lock()
 	draining, closed := n.mu.draining, n.mu.closed

@@ -202,8 +202,12 @@ the process at once, which loses nothing that was acknowledged.
 **Exit codes.** 0 stopped by a signal; 1 failed; 2 usage; 70 the disk failed a read, a write
 or an fsync, at the start too, and the last line has the cause: do not start the node again before the disk is looked at.
 
-**HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts; it
-does not depend on other nodes. ` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
+**HTTP.** ` + "`/livez`" + `: the process and its disk answer. ` + "`/readyz`" + `: this node serves what it hosts: every replica is a member
+of its shard, has caught up since the node was started, and is not far behind since. A node that is ready
+stays so whatever becomes of others. A restarted one waits for the leaders of its shards; a shard without a leader
+for 20 election timeouts (10 s) keeps it no longer, unless the node hears of no leader at all: then it may be cut off.
+So a rolling restart waits for ` + "`/readyz`" + `, and a lost shard, which ` + "`keelctl cluster status`" + ` names, stops none.
+` + "`/metrics`" + `: Prometheus. ` + "`/debug/pprof/`" + `: only with ` + "`pprof`" + `.
 ` + "`/debug/failpoints`" + `: only with ` + "`fault-injection`" + `, in a build with failpoints (failpoints.md).
 ` + "`/debug/fault/clock`" + `: only with ` + "`fault-injection`" + `, for tests: PUT ` + "`{\"offsetMs\": 5000, \"driftPPM\": -200}`" + ` moves
 the wall clock that the node sees, from then on, by an offset and by a drift in parts per million
