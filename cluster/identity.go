@@ -211,6 +211,23 @@ func writeFileDurably(path string, data []byte) error {
 	return nil
 }
 
+// makeDirs makes a directory below root, and every name on the way to it durable:
+// a power loss would take what is flushed in it along with a name that is not, and
+// the Raft log may be cut by then (W2). The names may be of an earlier call that
+// died before it had synced them, so all are synced in any case.
+func makeDirs(root, dir string) error {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	for d := dir; d != root && d != filepath.Dir(d); {
+		d = filepath.Dir(d)
+		if err := syncDir(d); err != nil {
+			return fmt.Errorf("making %s durable: %w", dir, err)
+		}
+	}
+	return nil
+}
+
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

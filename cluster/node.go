@@ -135,8 +135,11 @@ func New(o Options) (*Node, error) {
 }
 
 func (n *Node) openDir() error {
-	if err := os.MkdirAll(n.opts.DataDir, 0o750); err != nil {
-		return fmt.Errorf("making data directory: %w", err)
+	if _, err := os.Stat(n.opts.DataDir); errors.Is(err, fs.ErrNotExist) {
+		// One that exists may be in a directory that this process cannot open.
+		if err := vfs.MkdirAllDurable(vfs.OS, n.opts.DataDir, 0o750); err != nil {
+			return fmt.Errorf("making data directory: %w", err)
+		}
 	}
 	lock, err := vfs.OS.Lock(filepath.Join(n.opts.DataDir, "LOCK"))
 	if err != nil {

@@ -178,7 +178,7 @@ func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why strin
 		"group", id.String(), "replica", string(replica), "cause", why)
 	r.node.metrics.damaged.WithLabelValues(id.String()).Inc()
 	failpoint.Hit("cluster.damage.before-mark")
-	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+	if err := makeDirs(r.node.opts.DataDir, r.dir); err != nil {
 		return fmt.Errorf("marking %s damaged: %w", replica, err)
 	}
 	return writeFileDurably(filepath.Join(r.dir, damagedFile), []byte(why+"\n"))
@@ -186,7 +186,7 @@ func (r *replica) markDamaged(id base.GroupID, replica base.ReplicaID, why strin
 
 // openStore opens the live store and the snapshots.
 func (r *replica) openStore() error {
-	if err := os.MkdirAll(r.dir, 0o750); err != nil {
+	if err := makeDirs(r.node.opts.DataDir, r.dir); err != nil {
 		return err
 	}
 	var err error

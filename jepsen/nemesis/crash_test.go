@@ -3,6 +3,7 @@
 package nemesis
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -17,6 +19,7 @@ import (
 	"time"
 
 	keel "github.com/keelstate/keelstate/client"
+	"github.com/keelstate/keelstate/jepsen/faultfs"
 	"github.com/keelstate/keelstate/jepsen/host"
 )
 
@@ -147,6 +150,76 @@ func seenClock(t *testing.T, n *host.Node) (offset time.Duration, ppm int64) {
 	}
 	must(t, json.NewDecoder(resp.Body).Decode(&answer))
 	return time.UnixMilli(answer.NowMs).Sub(time.Now()), answer.DriftPPM
+}
+
+// TestCrashPowerLossBehindACutLog takes the power from all nodes, whose disks then
+// have only what was synced, after their logs were cut: what was flushed before has
+// to be there, with the names of all directories on the way.
+func TestCrashPowerLossBehindACutLog(t *testing.T) {
+	must(t, build())
+	f := newFleet(t, host.Options{NodeBinary: filepath.Join(binaries, "node"), CtlBinary: filepath.Join(binaries, "keelctl"), Net: host.NetLoopback,
+		Disk: host.DiskFault, Flags: []string{"--log-size", "1MiB"}}, host.CapFuse)
+	must(t, f.Found(t.Context(), 1))
+	client, err := keel.Open(t.Context(), f.Endpoints())
+	must(t, err)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = client.Close(ctx) // nothing open matters any more
+	}()
+	values, err := keel.DeclareValue(t.Context(), client.Keyspace("cut", keel.String.Type()), "v", keel.String)
+	must(t, err)
+	written := 0
+	write := func() {
+		key := fmt.Sprint(written)
+		_, err := values.Set(t.Context(), key, key+strings.Repeat("x", 64<<10))
+		must(t, err)
+		written++
+	}
+	write()
+	eventually(t, func() error {
+		write()
+		for _, n := range f.Nodes {
+			if cut, err := logWasCut(n); err != nil || !cut {
+				return fmt.Errorf("after %d writes the log of %s is not cut: %w", written, n.ID, err)
+			}
+		}
+		return nil
+	})
+	_, err = f.PowerLoss(f.Nodes, faultfs.DropAll, 1)
+	must(t, err)
+	must(t, f.StartAll())
+	healing, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	must(t, f.WaitHealthy(healing))
+	for i := range written {
+		key := fmt.Sprint(i)
+		if v, found, err := values.Get(t.Context(), key); err != nil || !found || v != key+strings.Repeat("x", 64<<10) {
+			t.Fatalf("key %s of %d: found %v, %d bytes, %v", key, written, found, len(v), err)
+		}
+	}
+	for _, n := range f.Nodes {
+		if b, err := os.ReadFile(n.LogFile); err != nil || strings.Contains(string(b), "replica damaged") {
+			t.Errorf("%s has a damaged replica: %v", n.ID, err)
+		}
+	}
+}
+
+// logWasCut says whether a node has taken a snapshot of the first shard, which is
+// when it cuts its log.
+func logWasCut(n *host.Node) (bool, error) {
+	resp, err := http.Get("http://" + n.HTTP + "/metrics")
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	in := bufio.NewScanner(resp.Body)
+	for in.Scan() {
+		if name, value, ok := strings.Cut(in.Text(), " "); ok && strings.HasPrefix(name, "keelstate_snapshots_total{") && strings.Contains(name, `"S1"`) && value != "0" {
+			return true, nil
+		}
+	}
+	return false, in.Err()
 }
 
 // writeUntil writes keys of its own, one after the other.
