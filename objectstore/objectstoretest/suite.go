@@ -257,8 +257,8 @@ func wrongBodies(t *testing.T, s objectstore.Store) {
 type brokenReader struct{ err error }
 
 func (r brokenReader) ReadAt(p []byte, off int64) (int, error) {
-	if off > 100_000 {
-		return 0, r.err
+	if n := 100_000 - off; n < int64(len(p)) {
+		return int(max(n, 0)), r.err
 	}
 	return len(p), nil
 }
