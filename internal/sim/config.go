@@ -79,7 +79,7 @@ func draw(kind Kind, seed uint64, simulated time.Duration) Config {
 		c.ElectionTimeout = pick(500*time.Millisecond, time.Second, 2*time.Second, 4*time.Second)
 		c.CheckInterval = pick(time.Second, 5*time.Second)
 		c.MaxHold, c.MaxGap = pick(10*time.Second, time.Minute), pick(time.Minute, 3*time.Minute)
-		c.Round, c.Look = min(pick(10*time.Minute, 30*time.Minute), simulated), 0
+		c.Round = min(pick(10*time.Minute, 30*time.Minute), simulated)
 	}
 	if c.Nodes == 5 && r.IntN(2) == 0 {
 		c.Replication = 5
@@ -100,7 +100,7 @@ func storm(seed uint64, simulated time.Duration) (Config, *rand.Rand) {
 		Rate:      []float64{0.5, 2, 8}[r.IntN(3)], Workers: 3, LostReplies: []float64{0, 0.01, 0.1}[r.IntN(3)],
 		Round: pick(time.Minute, 3*time.Minute, 10*time.Minute), MaxHold: pick(2*time.Second, 10*time.Second, 40*time.Second),
 		MaxGap: pick(time.Second, 10*time.Second, 40*time.Second), AtOnce: 1 + r.IntN(4),
-		Look: 100 * time.Millisecond, LateCopies: 0.02, LostRequests: 0.005}
+		LateCopies: 0.02, LostRequests: 0.005}
 	c.Round = min(c.Round, simulated)
 	return c, r
 }
