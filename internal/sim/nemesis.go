@@ -346,11 +346,38 @@ func (n *nemesis) gracefulRestart() (string, func()) {
 	return name(i) + " " + what, n.revive([]int{i})
 }
 
+// mayLose says that a log may be lost: none was since all was whole, and every
+// replica votes. A group that has grown to two voters only, or has a learner that
+// is still to be one, loses its quorum for ever with one of them (rule R3).
+func (n *nemesis) mayLose() bool {
+	if n.lost {
+		return false
+	}
+	for i := range n.hosts {
+		node := n.c.Get(i)
+		if node == nil {
+			return false
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		st, err := node.NodeStatus(ctx)
+		cancel()
+		if err != nil || !st.Ready {
+			return false
+		}
+		for _, g := range st.Groups {
+			if !g.Voter {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // logLost loses the whole Raft log of one host: its replicas come back under new
 // ids (rule R3). Never of a second host before all is whole again.
 func (n *nemesis) logLost() (string, func()) {
 	i := n.host()
-	if n.lost || !n.up(i) {
+	if !n.mayLose() || !n.up(i) {
 		return "", nil
 	}
 	n.lost = true

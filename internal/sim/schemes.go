@@ -95,7 +95,7 @@ func (n *nemesis) hotSeat() (string, func()) {
 // is lost.
 func (n *nemesis) lostBehind() (string, func()) {
 	leader, g := n.shardLeader()
-	if leader < 0 || n.lost {
+	if leader < 0 || !n.mayLose() {
 		return "", nil
 	}
 	amnesiac := n.other(leader)
