@@ -145,7 +145,8 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 		}
 	}
 	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare,
-		HasSnapshot: func(m transport.SnapshotMeta) (bool, error) { return g.hasSnapshot(h.snaps, m) }})
+		HasSnapshot:  func(m transport.SnapshotMeta) (bool, error) { return g.hasSnapshot(h.snaps, m) },
+		SnapshotOver: func(index uint64) (uint64, error) { return g.snapshotOver(h.snaps, index) }})
 	if err != nil {
 		return fmt.Errorf("starting group %s: %w", g.id, err)
 	}
@@ -170,6 +171,23 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 	g.spawn(g.watchLeader)
 	g.spawn(g.watchPulse)
 	return nil
+}
+
+// snapshotOver returns the end of the replica's own newest snapshot if that covers
+// an entry which the log does not hold (any more); else 0.
+func (g *group) snapshotOver(snaps raft.SnapshotStore, index uint64) (uint64, error) {
+	first, err := g.log.FirstIndex()
+	if err != nil || first != 0 && first <= index {
+		return 0, err
+	}
+	own, err := snaps.List()
+	if err != nil {
+		return 0, fmt.Errorf("listing the snapshots of %s: %w", g.id, err)
+	}
+	if len(own) == 0 || own[0].Index < index {
+		return 0, nil
+	}
+	return own[0].Index, nil
 }
 
 // hasSnapshot says whether raft must not get a snapshot that a leader sends,

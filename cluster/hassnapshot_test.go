@@ -35,41 +35,79 @@ func TestSnapshotThatIsHadIsNotGivenToRaft(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			l, err := raftlog.Open(t.TempDir(), raftlog.Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			g := &group{id: 7, log: l.Group(7)}
-			if err := l.CreateGroup(7, 1); err != nil {
-				t.Fatal(err)
-			}
-			if g.guard, err = raftlog.NewTermGuard(g.log, 7, func(err error) { t.Error(err) }); err != nil {
-				t.Fatal(err)
-			}
+			g, snaps := heldBy(t, c.own, c.log.lo, c.log.hi)
 			if c.highest > 0 {
 				if err := g.guard.SetUint64([]byte("CurrentTerm"), c.highest); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for i := c.log.lo; i <= c.log.hi && c.log.hi > 0; i++ {
-				if err := g.log.StoreLog(&raft.Log{Index: i, Term: 1, Data: []byte("x")}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			snaps := raft.NewInmemSnapshotStore()
-			if c.own > 0 {
-				sink, err := snaps.Create(raft.SnapshotVersionMax, c.own, 1, raft.Configuration{}, 1, nil)
-				if err == nil {
-					err = sink.Close()
-				}
-				if err != nil {
 					t.Fatal(err)
 				}
 			}
 			c.meta.Term = max(c.leadTerm, 1)
 			if have, err := g.hasSnapshot(snaps, c.meta); err != nil || have != c.have {
 				t.Fatalf("%v, %v, want %v", have, err, c.have)
+			}
+		})
+	}
+}
+
+// heldBy is a replica with a snapshot up to own (0: none) and the entries lo to hi
+// (hi 0: none) in its log.
+func heldBy(t *testing.T, own, lo, hi uint64) (*group, *raft.InmemSnapshotStore) {
+	t.Helper()
+	l, err := raftlog.Open(t.TempDir(), raftlog.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g := &group{id: 7, log: l.Group(7)}
+	if err := l.CreateGroup(7, 1); err != nil {
+		t.Fatal(err)
+	}
+	if g.guard, err = raftlog.NewTermGuard(g.log, 7, func(err error) { t.Error(err) }); err != nil {
+		t.Fatal(err)
+	}
+	for i := lo; i <= hi && hi > 0; i++ {
+		if err := g.log.StoreLog(&raft.Log{Index: i, Term: 1, Data: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	snaps := raft.NewInmemSnapshotStore()
+	if own > 0 {
+		sink, err := snaps.Create(raft.SnapshotVersionMax, own, 1, raft.Configuration{}, 1, nil)
+		if err == nil {
+			err = sink.Close()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return g, snaps
+}
+
+func TestSnapshotOverWhatTheLogDoesNotHold(t *testing.T) {
+	for _, c := range []struct {
+		name               string
+		own, lo, hi, index uint64
+		want               uint64
+	}{
+		{"nothing at all", 0, 0, 0, 5, 0},
+		{"no snapshot", 0, 1, 10, 5, 0},
+		{"in the log", 8, 3, 10, 5, 0},
+		{"the first of the log", 8, 5, 10, 5, 0},
+		{"before the log", 8, 6, 10, 5, 8},
+		{"at the end of the snapshot, log cut right behind", 8, 9, 10, 8, 8},
+		{"before a log that was cut right behind", 8, 9, 10, 2, 8},
+		{"no log", 8, 0, 0, 8, 8},
+		{"no log, behind the snapshot", 8, 0, 0, 9, 0},
+		{"behind the log", 8, 5, 10, 11, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g, snaps := heldBy(t, c.own, c.lo, c.hi)
+			if got, err := g.snapshotOver(snaps, c.index); err != nil || got != c.want {
+				t.Fatalf("%d, %v, want %d", got, err, c.want)
 			}
 		})
 	}

@@ -38,6 +38,11 @@ type GroupOptions struct {
 	// would get the snapshot, when nothing else can reach raft in between; it
 	// must not block long. Nil: never.
 	HasSnapshot func(meta SnapshotMeta) (bool, error)
+	// SnapshotOver returns the end of the replica's own newest snapshot if that
+	// covers an entry which the log does not hold any more; else 0. It is asked for
+	// the previous entry of every append and must be quick where the log holds it.
+	// Nil: 0.
+	SnapshotOver func(index uint64) (uint64, error)
 }
 
 // SnapshotMeta describes a snapshot that a leader sends.
@@ -234,6 +239,14 @@ func (g *Group) pump() {
 				}
 				continue
 			}
+		}
+		if m, ok := in.cmd.(*raft.AppendEntriesRequest); ok {
+			m, err := g.asRaftTakes(m)
+			if err != nil {
+				in.respond(nil, err)
+				continue
+			}
+			in.cmd = m
 		}
 		select {
 		case g.consumer <- raft.RPC{Command: in.cmd, Reader: in.reader, RespChan: answer}:
