@@ -12,9 +12,16 @@ import (
 // goes before what clients see (SM5).
 type looks struct {
 	last  time.Time
-	terms map[base.ReplicaID]uint64 // the highest term of each replica
-	heads map[office]string         // who led
-	told  map[string]bool           // kinds of findings: one of each is enough
+	terms map[seat]uint64   // the highest term of each replica
+	heads map[office]string // who led
+	told  map[string]bool   // kinds of findings: one of each is enough
+}
+
+// seat is one replica of one group; the replicas of a node may bear the same id in
+// each of its groups.
+type seat struct {
+	group   base.GroupID
+	replica base.ReplicaID
 }
 
 // office is a group's leadership in one term.
@@ -42,13 +49,13 @@ func (w *world) look() {
 		if err != nil {
 			continue
 		}
-		terms := map[base.ReplicaID]uint64{}
+		terms := map[seat]uint64{}
 		for _, g := range after.Groups {
-			terms[g.Replica] = g.Term
+			terms[seat{g.Group, g.Replica}] = g.Term
 		}
 		for _, g := range before.Groups {
 			// The term is of the same instant as the state if it did not change.
-			if g.Term == 0 || g.State == "stopped" || g.State == "damaged" || terms[g.Replica] != g.Term {
+			if g.Term == 0 || g.State == "stopped" || g.State == "damaged" || terms[seat{g.Group, g.Replica}] != g.Term {
 				continue
 			}
 			w.looks.saw(w, i, g.Group, g.Replica, g.Term, g.State == "leader")
@@ -58,12 +65,13 @@ func (w *world) look() {
 
 func (l *looks) saw(w *world, host int, group base.GroupID, replica base.ReplicaID, term uint64, leads bool) {
 	if l.terms == nil {
-		l.terms, l.heads, l.told = map[base.ReplicaID]uint64{}, map[office]string{}, map[string]bool{}
+		l.terms, l.heads, l.told = map[seat]uint64{}, map[office]string{}, map[string]bool{}
 	}
-	if high := l.terms[replica]; term < high {
+	at := seat{group, replica}
+	if high := l.terms[at]; term < high {
 		l.tell(w, "term", fmt.Sprintf("the term of %s at %s fell from %d to %d", group, name(host), high, term))
 	}
-	l.terms[replica] = max(l.terms[replica], term)
+	l.terms[at] = max(l.terms[at], term)
 	if !leads {
 		return
 	}
