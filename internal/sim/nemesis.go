@@ -347,12 +347,13 @@ func (n *nemesis) gracefulRestart() (string, func()) {
 }
 
 // mayLose says that a log may be lost: none was since all was whole, and every
-// replica votes. A group that has grown to two voters only, or has a learner that
-// is still to be one, loses its quorum for ever with one of them (rule R3).
-func (n *nemesis) mayLose() bool {
-	if n.lost {
-		return false
-	}
+// replica votes (rule R3).
+func (n *nemesis) mayLose() bool { return !n.lost && n.everyoneVotes() }
+
+// everyoneVotes says that all nodes are ready and every replica votes. A group that
+// has grown to two voters only, or has a learner that is still to be one, loses its
+// quorum with one of them.
+func (n *nemesis) everyoneVotes() bool {
 	for i := range n.hosts {
 		node := n.c.Get(i)
 		if node == nil {
