@@ -34,20 +34,31 @@ class FamilyCompaction {
   // Moves all files that exist now down to the last level that has any, and
   // writes the older ones of that level anew.
   Status Run() {
+    const uint64_t begun = Newest();
     for (int from = 0; from < db_->NumberLevels(family_.handle); from++) {
       rocksdb::ColumnFamilyMetaData meta;
       db_->GetColumnFamilyMetaData(family_.handle, &meta);
       if (meta.levels[from].files.empty()) continue;
       int to = Below(meta, from);
-      uint64_t newest = 0;
-      for (auto& f : meta.levels[from].files) newest = std::max(newest, f.file_number);
-      Status st = Level(from, to, newest);
+      // What has just been moved to the last level is new already.
+      Status st = Level(from, to, to == from ? begun : Newest());
       if (!st.ok() || to == from) return st;
     }
     return Status::OK();
   }
 
  private:
+  // The highest number of a file of the family.
+  uint64_t Newest() {
+    rocksdb::ColumnFamilyMetaData meta;
+    db_->GetColumnFamilyMetaData(family_.handle, &meta);
+    uint64_t newest = 0;
+    for (auto& level : meta.levels) {
+      for (auto& f : level.files) newest = std::max(newest, f.file_number);
+    }
+    return newest;
+  }
+
   // The next level with files; the last level for files of level 0 that are
   // alone; the level itself if it is the lowest with files.
   static int Below(const rocksdb::ColumnFamilyMetaData& meta, int from) {
