@@ -21,7 +21,7 @@ func (m *Machine) applyEntry(e *Entry, out *Outcome) error {
 		m.counts.skipped++
 		return nil
 	}
-	mark := uint64(0)
+	var after func() error // of the commit that ends with this entry
 	switch {
 	case e.Configuration != nil:
 		m.confIdx, m.conf = e.Index, slices.Clone(e.Configuration)
@@ -33,22 +33,36 @@ func (m *Machine) applyEntry(e *Entry, out *Outcome) error {
 		if err := m.applyCommand(e.Index, &m.command, out); err != nil {
 			return fmt.Errorf("entry %d: %w", e.Index, err)
 		}
-		if m.command.Kind == CommandHashMark {
-			mark = m.command.MarkID
-		}
+		after = m.atExactly(&m.command)
 	}
 	m.core.appliedIndex, m.core.appliedTerm = e.Index, e.Term
 	m.advanced = true
 	m.counts.entries++
 	out.ClockMs, out.Sequence = m.core.clockMs, m.core.sequence
-	if mark == 0 || out.Err != nil {
+	if after == nil || out.Err != nil {
 		return nil
 	}
-	// The view must be of exactly this index, so the batch ends here.
 	if err := m.commit(); err != nil {
 		return err
 	}
-	return m.takeMark(mark)
+	return after()
+}
+
+// atExactly returns what is to be done while the store holds the entries up to
+// the command's own and no more; nil if nothing. The batch ends there.
+func (m *Machine) atExactly(c *Command) func() error {
+	switch c.Kind {
+	case CommandHashMark:
+		mark := c.MarkID
+		return func() error { return m.takeMark(mark) }
+	case CommandBarrier:
+		b := c.Barrier
+		return func() error {
+			m.opts.OnBarrier(b)
+			return nil
+		}
+	}
+	return nil
 }
 
 func (m *Machine) applyCommand(index uint64, c *Command, out *Outcome) error {
@@ -85,12 +99,29 @@ func (m *Machine) applyCommand(index uint64, c *Command, out *Outcome) error {
 		if c.MarkID == 0 {
 			out.Err = base.Invalid("mark_id", "choose an id that is not 0")
 		}
+	case CommandBarrier:
+		out.Err = m.core.pass(&c.Barrier)
 	}
 	return nil
 }
 
 // advanceClock: stamps never go back (W5).
 func (m *Machine) advanceClock(stampMs uint64) { m.core.clockMs = max(m.core.clockMs, stampMs) }
+
+// pass notes the barrier, unless it was passed before or belongs to another
+// version of the shard map; then nothing changes. Its error says which.
+func (c *core) pass(b *Barrier) error {
+	switch {
+	case b.Number == 0:
+		return base.Invalid("number", "checkpoints are numbered from 1")
+	case b.Number <= c.barrier:
+		return &base.Error{Cause: base.ErrConflict, Field: "number", Ordinal: -1, Hint: fmt.Sprintf("barrier %d was passed before", c.barrier)}
+	case b.Epoch != c.epoch:
+		return &base.Error{Cause: base.ErrStaleEpoch, Ordinal: -1, Epoch: c.epoch, Hint: fmt.Sprintf("the shard's epoch is %d", c.epoch)}
+	}
+	c.barrier = b.Number
+	return nil
+}
 
 func (m *Machine) applyInit(i *Init, out *Outcome) error {
 	if m.core.initialised {

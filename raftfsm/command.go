@@ -29,10 +29,13 @@ const (
 	// CommandHashMark makes every replica keep a view of this index, from which
 	// its hashes are computed.
 	CommandHashMark CommandKind = 8
+	// CommandBarrier is the shard's cut of a checkpoint of the cluster: what is
+	// before it in the log belongs to the checkpoint, what follows does not.
+	CommandBarrier CommandKind = 9
 )
 
 func (k CommandKind) String() string {
-	names := [...]string{"", "init", "write", "term-start", "tick", "declare", "drop", "forget", "hash-mark"}
+	names := [...]string{"", "init", "write", "term-start", "tick", "declare", "drop", "forget", "hash-mark", "barrier"}
 	if k == 0 || int(k) >= len(names) {
 		return "unknown"
 	}
@@ -66,6 +69,22 @@ type Init struct {
 	ClockMs     uint64
 }
 
+// Barrier is the cut of a checkpoint in the log of one shard.
+type Barrier struct {
+	// Number is the checkpoint's; a shard passes them in ascending order.
+	Number uint64
+	// Epoch is that of the shard in the checkpoint's version of the shard map.
+	Epoch base.Epoch
+	// Attempt names the upload; 0 if the shard passes the number without taking
+	// part, which fails the checkpoint.
+	Attempt uint64
+	// Uploader is the node that takes the snapshot here; empty if Attempt is 0.
+	Uploader base.NodeID
+}
+
+// Missed says that the shard passes the number without taking part.
+func (b *Barrier) Missed() bool { return b.Attempt == 0 }
+
 // Command is a decoded command. Only the fields of its kind are set. Byte
 // strings alias the decoded buffer.
 type Command struct {
@@ -81,7 +100,8 @@ type Command struct {
 	Drops          []engine.FamilyID
 	Sessions       []base.SessionID
 	// MarkID names a hash mark; the proposer chooses it, unique in the cluster.
-	MarkID uint64
+	MarkID  uint64
+	Barrier Barrier
 
 	// Backing memory of the slices inside Requests, kept over calls of Decode.
 	mutations     []Mutation

@@ -75,6 +75,8 @@ func (c *Command) body(r *reader) {
 		}
 	case CommandHashMark:
 		c.MarkID = r.uvarint("mark")
+	case CommandBarrier:
+		c.Barrier = readBarrier(r)
 	default:
 		r.unknown("command kind", uint64(c.Kind))
 	}
@@ -95,6 +97,15 @@ func readInit(r *reader) Init {
 		r.fail("range")
 	}
 	return i
+}
+
+func readBarrier(r *reader) Barrier {
+	b := Barrier{Number: r.uvarint("number"), Epoch: base.Epoch(r.uvarint("epoch")), Attempt: r.uvarint("attempt")}
+	b.Uploader = base.NodeID(r.text("uploader", maxNameBytes))
+	if r.err == nil && b.Missed() != (b.Uploader == "") {
+		r.fail("uploader")
+	}
+	return b
 }
 
 func validRange(rg keygroup.Range, m int) bool {

@@ -99,6 +99,15 @@ func AppendHashMark(dst []byte, id uint64) []byte {
 	return binary.AppendUvarint(appendEnvelope(dst, CommandHashMark), id)
 }
 
+// AppendBarrier appends an encoded Barrier command.
+func AppendBarrier(dst []byte, b Barrier) []byte {
+	dst = appendEnvelope(dst, CommandBarrier)
+	dst = binary.AppendUvarint(dst, b.Number)
+	dst = binary.AppendUvarint(dst, uint64(b.Epoch))
+	dst = binary.AppendUvarint(dst, b.Attempt)
+	return appendText(dst, string(b.Uploader))
+}
+
 // AppendWrite appends an encoded Write command of requests that AppendRequest
 // encoded, so that a leader encodes each request once, when it arrives.
 func AppendWrite(dst []byte, stampMs uint64, rev base.Revision, requests ...[]byte) []byte {

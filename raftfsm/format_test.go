@@ -71,6 +71,8 @@ func samples(t failer) []sample {
 		{"drop", raftfsm.AppendDrop(nil, []engine.FamilyID{1, 300, 1 << 31})},
 		{"forget", raftfsm.AppendForget(nil, 500, []base.SessionID{1, ^base.SessionID(0)})},
 		{"hash-mark", raftfsm.AppendHashMark(nil, 1<<63)},
+		{"barrier", raftfsm.AppendBarrier(nil, raftfsm.Barrier{Number: 300, Epoch: 4, Attempt: 1 << 33, Uploader: "n2"})},
+		{"barrier-missed", raftfsm.AppendBarrier(nil, raftfsm.Barrier{Number: 1, Epoch: 1})},
 	}
 }
 
@@ -101,6 +103,8 @@ func encodeCommand(c *raftfsm.Command) ([]byte, error) {
 		return raftfsm.AppendForget(nil, c.SystemRevision, c.Sessions), nil
 	case raftfsm.CommandHashMark:
 		return raftfsm.AppendHashMark(nil, c.MarkID), nil
+	case raftfsm.CommandBarrier:
+		return raftfsm.AppendBarrier(nil, c.Barrier), nil
 	}
 	return nil, fmt.Errorf("kind %d", c.Kind)
 }
@@ -137,6 +141,9 @@ func describe(c *raftfsm.Command) string {
 	fmt.Fprintf(&b, "%s stamp=%d revision=%d mark=%d drops=%v sessions=%v\n", c.Kind, c.StampMs, c.SystemRevision, c.MarkID, c.Drops, c.Sessions)
 	if c.Kind == raftfsm.CommandInit {
 		fmt.Fprintf(&b, "init %+v\n", c.Init)
+	}
+	if c.Kind == raftfsm.CommandBarrier {
+		fmt.Fprintf(&b, "barrier %+v\n", c.Barrier)
 	}
 	for _, d := range c.Declarations {
 		fmt.Fprintf(&b, "declaration %+v\n", d)

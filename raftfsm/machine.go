@@ -19,6 +19,10 @@ type Options struct {
 	MaxBatchOps   int
 	// HashMarks is how many of the newest hash marks keep their view. Default 4.
 	HashMarks int
+	// OnBarrier is called on the apply goroutine when a barrier was passed, while
+	// the store holds exactly the entries up to it. After a restart it may be
+	// called again for the same barrier, never for one that is refused.
+	OnBarrier func(Barrier)
 	// OnFatal is called once, on the apply goroutine, when the machine stops for
 	// good: an engine write or read failed, or a command cannot be read.
 	OnFatal func(error)
@@ -34,6 +38,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.HashMarks <= 0 {
 		o.HashMarks = 4
+	}
+	if o.OnBarrier == nil {
+		o.OnBarrier = func(Barrier) {}
 	}
 	if o.OnFatal == nil {
 		o.OnFatal = func(error) {}

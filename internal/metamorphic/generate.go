@@ -62,6 +62,7 @@ type generator struct {
 	clients  []*client
 	stamp    uint64
 	revision base.Revision
+	passed   uint64 // newest barrier
 	log      *Log
 }
 
@@ -101,7 +102,7 @@ func (g *generator) step() {
 	if g.chance("revision", 4) {
 		g.revision++
 	}
-	switch k := g.draw("command", 20); k {
+	switch k := g.draw("command", 21); k {
 	default:
 		g.write()
 	case 13:
@@ -132,7 +133,25 @@ func (g *generator) step() {
 		mark := uint64(len(g.log.Steps)) + 1
 		g.add(Step{Entry: raftfsm.Entry{Command: raftfsm.AppendHashMark(nil, mark)}, Text: "hash mark", Mark: mark,
 			Predict: func(*Model) error { return nil }})
+	case 20:
+		g.barrier()
 	}
+}
+
+// barrier draws one that is next, was passed, or is of another epoch.
+func (g *generator) barrier() {
+	if g.chance("next barrier", 2) {
+		g.passed++
+	}
+	b := raftfsm.Barrier{Number: g.passed, Epoch: g.init.Epoch}
+	if g.chance("other epoch", 8) {
+		b.Epoch++
+	}
+	if !g.chance("missed", 4) {
+		b.Attempt, b.Uploader = uint64(len(g.log.Steps)), "n1"
+	}
+	g.add(Step{Entry: raftfsm.Entry{Command: raftfsm.AppendBarrier(nil, b)}, Text: fmt.Sprintf("barrier %+v", b),
+		Predict: func(m *Model) error { return m.Pass(b) }})
 }
 
 func (g *generator) declare(ds []state.Declaration) {

@@ -18,6 +18,7 @@ type Verdict struct {
 	Ordinal  int         // at fault, -1 if none
 	First    uint64
 	Sequence uint64
+	Barrier  uint64
 	Replayed bool
 	Parts    []PartVerdict
 }
@@ -37,6 +38,7 @@ type Model struct {
 	Clock     uint64
 	Sequence  uint64
 	Forgotten base.Revision
+	Barrier   uint64
 	Data      *statemodel.Model
 	Declared  map[engine.FamilyID]*state.Declaration
 	Dropped   map[engine.FamilyID]bool
@@ -63,8 +65,8 @@ func NewModel(i raftfsm.Init) *Model {
 	}
 }
 
-func office(s *base.Sentinel, ordinal int, sequence uint64) Verdict {
-	return Verdict{Reason: s.Reason, Ordinal: ordinal, Sequence: sequence}
+func (m *Model) office(s *base.Sentinel, ordinal int) Verdict {
+	return Verdict{Reason: s.Reason, Ordinal: ordinal, Sequence: m.Sequence, Barrier: m.Barrier}
 }
 
 // Write predicts the results of a write.
@@ -79,20 +81,20 @@ func (m *Model) Write(w *Write) []Verdict {
 
 func (m *Model) request(q *raftfsm.Request, rev base.Revision) Verdict {
 	if q.Incarnation != m.Init.Incarnation {
-		return office(base.ErrIncarnation, -1, m.Sequence)
+		return m.office(base.ErrIncarnation, -1)
 	}
 	if q.Epoch != m.Init.Epoch {
-		return office(base.ErrStaleEpoch, -1, m.Sequence)
+		return m.office(base.ErrStaleEpoch, -1)
 	}
 	outside := func(g keygroup.Group) bool { return g < m.Init.Range.Lo || g >= m.Init.Range.Hi }
 	for i, p := range q.Preconditions {
 		if outside(p.Group) {
-			return office(base.ErrWrongRange, i, m.Sequence)
+			return m.office(base.ErrWrongRange, i)
 		}
 	}
 	for _, mu := range q.Mutations {
 		if outside(mu.Group) {
-			return office(base.ErrWrongRange, int(mu.Ordinal), m.Sequence)
+			return m.office(base.ErrWrongRange, int(mu.Ordinal))
 		}
 	}
 	if q.Session == 0 {
@@ -101,7 +103,7 @@ func (m *Model) request(q *raftfsm.Request, rev base.Revision) Verdict {
 	s := m.Sessions[q.Session]
 	if s == nil {
 		if rev < m.Forgotten {
-			return office(base.ErrSessionStale, -1, m.Sequence)
+			return m.office(base.ErrSessionStale, -1)
 		}
 		s = &modelSession{requests: make(map[uint64][]*modelPart)}
 	}
@@ -116,11 +118,11 @@ func (m *Model) request(q *raftfsm.Request, rev base.Revision) Verdict {
 	}
 	switch {
 	case q.Seq <= s.last || q.Seq < s.floor:
-		return office(base.ErrSessionForgot, -1, m.Sequence)
+		return m.office(base.ErrSessionForgot, -1)
 	case q.Prev > s.last:
-		return office(base.ErrSessionOrder, -1, m.Sequence)
+		return m.office(base.ErrSessionOrder, -1)
 	case len(s.requests) >= raftfsm.SessionWindow:
-		return office(base.ErrSessionWindow, -1, m.Sequence)
+		return m.office(base.ErrSessionWindow, -1)
 	}
 	v := m.execute(q, q.Mutations)
 	s.last = q.Seq
@@ -148,7 +150,7 @@ func (m *Model) again(s *modelSession, parts []*modelPart, q *raftfsm.Request) V
 	var fresh *modelPart
 	if len(rest) > 0 {
 		if q.Atomic || len(q.Preconditions) > 0 {
-			return office(base.ErrConflict, int(rest[0].Ordinal), m.Sequence)
+			return m.office(base.ErrConflict, int(rest[0].Ordinal))
 		}
 		fresh = newModelPart(rest, m.execute(q, rest))
 		parts = append(parts, fresh)
@@ -174,6 +176,7 @@ func (m *Model) again(s *modelSession, parts []*modelPart, q *raftfsm.Request) V
 		slices.Sort(pv.Ordinals)
 		out.Parts = append(out.Parts, pv)
 		out.Sequence = max(out.Sequence, pv.Sequence)
+		out.Barrier = max(out.Barrier, p.verdict.Barrier)
 		if out.Reason == "" && pv.Reason != "" {
 			out.Reason, out.Ordinal = pv.Reason, p.verdict.Ordinal
 		}
@@ -187,13 +190,13 @@ func (m *Model) execute(q *raftfsm.Request, ms []raftfsm.Mutation) Verdict {
 	for i := range q.Preconditions {
 		d := m.Declared[q.Preconditions[i].State]
 		if d == nil {
-			return office(base.ErrUndeclared, i, m.Sequence)
+			return m.office(base.ErrUndeclared, i)
 		}
 		conditions = append(conditions, statemodel.Condition{D: d, P: &q.Preconditions[i]})
 	}
 	for i := range q.Mutations {
 		if m.Declared[q.Mutations[i].State] == nil {
-			return office(base.ErrUndeclared, int(q.Mutations[i].Ordinal), m.Sequence)
+			return m.office(base.ErrUndeclared, int(q.Mutations[i].Ordinal))
 		}
 	}
 	for i := range ms {
@@ -202,13 +205,13 @@ func (m *Model) execute(q *raftfsm.Request, ms []raftfsm.Mutation) Verdict {
 	}
 	for i, c := range conditions {
 		if err := m.Data.Check(c.D, c.P); err != nil {
-			return office(base.SentinelOf(err), i, m.Sequence)
+			return m.office(base.SentinelOf(err), i)
 		}
 	}
 	if at, err := m.Data.Request(nil, changes); err != nil {
-		return office(base.SentinelOf(err), int(ms[at].Ordinal), m.Sequence)
+		return m.office(base.SentinelOf(err), int(ms[at].Ordinal))
 	}
-	v := Verdict{Ordinal: -1}
+	v := Verdict{Ordinal: -1, Barrier: m.Barrier}
 	if len(ms) > 0 {
 		v.First = m.Sequence + 1
 	}
@@ -244,6 +247,20 @@ func (m *Model) Drop(ids []engine.FamilyID) {
 	}
 }
 
+// Pass predicts a Barrier.
+func (m *Model) Pass(b raftfsm.Barrier) error {
+	switch {
+	case b.Number == 0:
+		return base.ErrInvalid
+	case b.Number <= m.Barrier:
+		return base.ErrConflict
+	case b.Epoch != m.Init.Epoch:
+		return base.ErrStaleEpoch
+	}
+	m.Barrier = b.Number
+	return nil
+}
+
 // Forget predicts a Forget.
 func (m *Model) Forget(rev base.Revision, ids []base.SessionID) {
 	m.Forgotten = max(m.Forgotten, rev)
@@ -254,7 +271,7 @@ func (m *Model) Forget(rev base.Revision, ids []base.SessionID) {
 
 // VerdictOf is what a result says, in the terms of the model.
 func VerdictOf(r *raftfsm.Result) Verdict {
-	v := Verdict{Ordinal: -1, First: r.First, Sequence: r.Token.Sequence, Replayed: r.Replayed}
+	v := Verdict{Ordinal: -1, First: r.First, Sequence: r.Token.Sequence, Barrier: r.Token.Barrier, Replayed: r.Replayed}
 	if r.Err != nil {
 		v.Reason, v.Ordinal = base.SentinelOf(r.Err).Reason, r.Err.Ordinal
 	}
