@@ -1,10 +1,10 @@
 // Package snapshot describes the files of a shard's snapshot and moves them: the
-// shard manifest, hashing, verification, and fetching from a source that can
-// resume.
+// shard manifest, hashing, verification, fetching from a source that can resume,
+// uploading to an object store and reading from it; and it describes and verifies
+// a checkpoint of a whole cluster there (`_metadata`).
 //
-// It must not know Raft's types, gRPC, a concrete engine or a concrete store of
-// objects. The manifest has seats for where each file lies in an object store;
-// nothing here fills them yet.
+// It must not know Raft's types, gRPC, a concrete engine, a concrete store of
+// objects, or the registry of objects, which it asks by a function.
 //
 // Concurrency: functions are safe for use by many goroutines on different
 // directories; one directory belongs to one call at a time. HashCache is safe
@@ -21,4 +21,18 @@
 //	     interrupted fetch is resumed (B21).
 //	SN3  Verify names the file that is wrong.
 //	SN4  Files that an engine may write to again are copied, never linked.
+//	SN5  An object's key has the SHA-256 of its bytes and the attempt that stored
+//	     it. Every byte is compared while it is stored, and what is there already
+//	     under the key before it is taken for the same: a file that is not what its
+//	     manifest says is never referenced (B47, B51).
+//	SN6  In a manifest that lies in a store each file that is not empty has a place
+//	     of its own length; nothing is stored twice by one upload.
+//	SN7  An upload makes a bounded number of objects, however many files there are.
+//	SN8  An upload that fails leaves the caller's manifest as it was and reports
+//	     nothing; it waits for all that it began.
+//	SN9  `_metadata` is decoded only if magic, version and checksum are right,
+//	     every length is within its bound, and the ranges of its shards tile
+//	     [0, M); equal checkpoints have equal bytes.
+//	SN10 A checkpoint is verified only if every object was looked at and is as it
+//	     must be; every one that is not is named.
 package snapshot

@@ -9,6 +9,7 @@ import (
 
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
+	"github.com/keelstate/keelstate/objectstore"
 )
 
 // Manifest says what one snapshot of one shard holds and which files it is made
@@ -49,6 +50,7 @@ const (
 	MaxNameBytes   = 255 - len(partSuffix)
 	MaxObjectBytes = 1024
 	maxEngineBytes = 255
+	maxKeyGroups   = keygroup.MaxM
 )
 
 // The constants of the format are frozen.
@@ -91,20 +93,11 @@ func appendText(b []byte, s string) []byte {
 // Decode parses and checks a manifest. Damage is base.ErrCorrupt, a version of a
 // newer build base.ErrFormatVersion.
 func Decode(raw []byte) (*Manifest, error) {
-	if len(raw) < len(manifestMagic)+1 || string(raw[:len(manifestMagic)]) != manifestMagic {
-		return nil, fmt.Errorf("decoding manifest: no magic: %w", base.ErrCorrupt)
+	body, err := unseal("manifest", raw, manifestMagic, manifestVersion)
+	if err != nil {
+		return nil, err
 	}
-	if v := raw[len(manifestMagic)]; v != manifestVersion {
-		return nil, fmt.Errorf("decoding manifest: version %d: %w", v, base.ErrFormatVersion)
-	}
-	if len(raw) < len(manifestMagic)+1+sumLen {
-		return nil, fmt.Errorf("decoding manifest: %d bytes: %w", len(raw), base.ErrCorrupt)
-	}
-	body := raw[:len(raw)-sumLen]
-	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
-		return nil, fmt.Errorf("decoding manifest: checksum mismatch: %w", base.ErrCorrupt)
-	}
-	d := decoder{b: body[len(manifestMagic)+1:]}
+	d := decoder{b: body}
 	m := &Manifest{}
 	m.Group, m.Birth = base.GroupID(d.u64()), base.Birth(d.u64())
 	m.Incarnation, m.Epoch = base.Incarnation(d.u64()), base.Epoch(d.u64())
@@ -135,10 +128,48 @@ func Decode(raw []byte) (*Manifest, error) {
 	return m, nil
 }
 
+// unseal looks at magic, version and checksum, in this order, and returns what
+// is between them.
+func unseal(what string, raw []byte, magic string, version byte) ([]byte, error) {
+	if len(raw) < len(magic)+1 || string(raw[:len(magic)]) != magic {
+		return nil, fmt.Errorf("decoding %s: no magic: %w", what, base.ErrCorrupt)
+	}
+	if v := raw[len(magic)]; v != version {
+		return nil, fmt.Errorf("decoding %s: version %d: %w", what, v, base.ErrFormatVersion)
+	}
+	if len(raw) < len(magic)+1+sumLen {
+		return nil, fmt.Errorf("decoding %s: %d bytes: %w", what, len(raw), base.ErrCorrupt)
+	}
+	body := raw[:len(raw)-sumLen]
+	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
+		return nil, fmt.Errorf("decoding %s: checksum mismatch: %w", what, base.ErrCorrupt)
+	}
+	return body[len(magic)+1:], nil
+}
+
+// CheckPlaces says why the files cannot be read from an object store: each that
+// is not empty has a place, as long as the file, and no other has one (SN6). It fails with
+// base.ErrCorrupt and names the file.
+func (m *Manifest) CheckPlaces() error {
+	for i := range m.Files {
+		if f := &m.Files[i]; !f.placed() {
+			return fmt.Errorf("file %s of %s has no place in an object store for its %d bytes: %w", f.Name, m.Group, f.Size, base.ErrCorrupt)
+		}
+	}
+	return nil
+}
+
+func (f *File) placed() bool {
+	if f.Size == 0 || f.Object == "" { // an empty file needs no object
+		return f.Size == 0 && f.Object == "" && f.Offset == 0 && f.Length == 0
+	}
+	return f.Length == f.Size && f.Offset >= 0 && f.Offset+f.Length >= f.Offset && objectstore.CheckKey(f.Object) == nil
+}
+
 // validate checks what holds for every manifest (SN1).
 func (m *Manifest) validate() error {
 	switch {
-	case m.M < 1 || m.M > 32768 || m.Range.Empty() || int(m.Range.Hi) > m.M:
+	case m.M < 1 || m.M > maxKeyGroups || m.Range.Empty() || int(m.Range.Hi) > m.M:
 		return base.Invalid("range", fmt.Sprintf("%s of %d key groups", m.Range, m.M))
 	case len(m.Engine) == 0 || len(m.Engine) > maxEngineBytes:
 		return base.Invalid("engine", "1 to 255 bytes")

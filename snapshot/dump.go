@@ -1,0 +1,90 @@
+package snapshot
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// Dump prints a manifest or a `_metadata`, whichever the bytes are, as text. It
+// fails as Decode and DecodeCheckpoint do, and prints nothing then.
+func Dump(w io.Writer, raw []byte) error {
+	b := bufio.NewWriter(w)
+	switch {
+	case strings.HasPrefix(string(raw), manifestMagic):
+		m, err := Decode(raw)
+		if err != nil {
+			return err
+		}
+		dumpManifest(b, m)
+	case strings.HasPrefix(string(raw), checkpointMagic):
+		c, err := DecodeCheckpoint(raw)
+		if err != nil {
+			return err
+		}
+		dumpCheckpoint(b, c)
+	default:
+		return fmt.Errorf("dumping: neither a manifest nor a checkpoint's _metadata: %w", base.ErrCorrupt)
+	}
+	return b.Flush()
+}
+
+func stamp(ms uint64) string {
+	if ms > 1<<52 { // beyond what a time can print
+		return fmt.Sprintf("%d ms", ms)
+	}
+	return time.UnixMilli(int64(ms)).UTC().Format("2006-01-02T15:04:05.000Z")
+}
+
+func dumpManifest(w io.Writer, m *Manifest) {
+	fmt.Fprintf(w, "shard manifest, version %d\n", manifestVersion)
+	fmt.Fprintf(w, "group %s birth %016x epoch %d incarnation %d\n", m.Group, uint64(m.Birth), m.Epoch, m.Incarnation)
+	fmt.Fprintf(w, "range %s of %d, engine %q\n", m.Range, m.M, m.Engine)
+	fmt.Fprintf(w, "index %d term %d sequence %d clock %s\n", m.Index, m.Term, m.Sequence, stamp(m.ClockMs))
+	fmt.Fprintf(w, "%d files, %d bytes\n", len(m.Files), m.Bytes())
+	for i := range m.Files {
+		f := &m.Files[i]
+		fmt.Fprintf(w, "file %q size %d sha256 %x", f.Name, f.Size, f.SHA256)
+		if f.Object != "" {
+			fmt.Fprintf(w, " object %q offset %d length %d", f.Object, f.Offset, f.Length)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+func dumpCheckpoint(w io.Writer, c *Checkpoint) {
+	kind := "checkpoint"
+	if c.Savepoint {
+		kind = "savepoint"
+	}
+	fmt.Fprintf(w, "checkpoint metadata, version %d\n", checkpointVersion)
+	fmt.Fprintf(w, "%s %d of cluster %q incarnation %d format %d\n", kind, c.Number, c.ClusterID, c.Incarnation, c.FormatVersion)
+	fmt.Fprintf(w, "M %d engine %q created %s\n", c.M, c.Engine, stamp(c.CreatedMs))
+	fmt.Fprintf(w, "%d shards, %d bytes, %d of them new\n", len(c.Shards), c.FullBytes(), c.NewBytes())
+	for i := range c.Shards {
+		s := &c.Shards[i]
+		fmt.Fprintf(w, "shard %s range %s birth %016x epoch %d index %d term %d sequence %d clock %s full %d new %d\n",
+			s.Group, s.Range, uint64(s.Birth), s.Epoch, s.Index, s.Term, s.Sequence, stamp(s.ClockMs), s.FullBytes, s.NewBytes)
+		fmt.Fprintf(w, "  manifest %q size %d sha256 %x\n", s.ManifestKey, s.ManifestSize, s.ManifestSHA256)
+	}
+	for i := range c.Keyspaces {
+		fmt.Fprintf(w, "keyspace %q key %q\n", c.Keyspaces[i].Name, c.Keyspaces[i].KeyType)
+	}
+	for i := range c.States {
+		s := &c.States[i]
+		fmt.Fprintf(w, "state %d %q of %q kind %q key %q user key %q value %q function %q %q codec %d", s.ID, s.Name, s.Keyspace, s.Kind,
+			s.KeyType, s.UserKeyType, s.ValueType, s.Function, s.FunctionParams, s.CodecVersion)
+		if s.DroppedMs > 0 {
+			fmt.Fprintf(w, " dropped %s", stamp(s.DroppedMs))
+		}
+		fmt.Fprintln(w)
+	}
+	for i := range c.Participants {
+		fmt.Fprintf(w, "participant %q, %d bytes: %.64x\n", c.Participants[i].ID, len(c.Participants[i].Bytes), c.Participants[i].Bytes)
+	}
+	fmt.Fprintf(w, "broadcast %d bytes, operator %d bytes\n", len(c.Broadcast), len(c.Operator))
+}
