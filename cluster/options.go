@@ -13,6 +13,7 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/vfs"
+	"github.com/keelstate/keelstate/objectstore"
 )
 
 // Options configure a node. Zero fields take the default that their comment
@@ -32,6 +33,11 @@ type Options struct {
 
 	// Driver opens the stores of shard replicas.
 	Driver engine.Driver
+	// Objects is where checkpoints go, shared by all nodes; the node does not close
+	// it. ObjectsURI is how its configuration names it, for people. Nil and empty:
+	// there is none, and checkpoints are refused.
+	Objects    objectstore.Store
+	ObjectsURI string
 	// Network carries node-to-node traffic. Default transport.TCP{}.
 	Network transport.Network
 	// Gossip says who is alive and where; a hint. Nil: none.
