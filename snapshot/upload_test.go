@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
 
-	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/objectstore"
 	"github.com/keelstate/keelstate/objectstore/file"
 	"github.com/keelstate/keelstate/snapshot"
@@ -174,24 +172,5 @@ func TestUploadAndRestore(t *testing.T) {
 				t.Errorf("checkpoint %d, full %v: %v %+v", c.Number, full, err, v)
 			}
 		}
-	}
-}
-
-func TestKeys(t *testing.T) {
-	sum := sha256.Sum256([]byte("x"))
-	key := snapshot.ObjectKey(cluster, sum, 17)
-	if want := fmt.Sprintf("%s/%x.17", cluster, sum); key != want {
-		t.Errorf("key %s, want %s", key, want)
-	}
-	prefix, got, attempt, ok := snapshot.ParseObjectKey(key)
-	if prefix != cluster || got != sum || attempt != 17 || !ok {
-		t.Errorf("parsed %s %x %d %v", prefix, got, attempt, ok)
-	}
-	meta := snapshot.MetadataKey(cluster, 7)
-	if want := cluster + "/checkpoints/0000000007/_metadata"; meta != want {
-		t.Errorf("key %s, want %s", meta, want)
-	}
-	if c, n, ok := snapshot.ParseMetadataKey(meta); c != base.ClusterID(cluster) || n != 7 || !ok {
-		t.Errorf("parsed %s %d %v", c, n, ok)
 	}
 }
