@@ -36,4 +36,10 @@
 //	ME5  A node's disk, once bound, never changes under its id; no two nodes have
 //	     the same disk.
 //	ME6  The ranges of the shards tile [0, M) from the moment they are placed.
+//	ME7  At most one checkpoint runs. While one runs, nothing leaves the registry
+//	     of objects: what it held when the checkpoint started stays until it ends.
+//	ME8  A key of a delete plan is not in the registry, and never gets there again:
+//	     its attempt has ended, and no attempt is given twice (ME1).
+//	ME9  Every object that a running or completed checkpoint uses is in the
+//	     registry, and every object of the registry is used by some checkpoint.
 package meta

@@ -37,6 +37,12 @@ const (
 	kindEndedFloor = "ended-floor"
 	kindOperation  = "operation"
 	kindCounter    = "counter"
+
+	kindCheckpoint      = "checkpoint"
+	kindCheckpointShard = "checkpoint-shard"
+	kindCheckpointUses  = "checkpoint-uses"
+	kindObject          = "object"
+	kindDeletePlan      = "delete-plan"
 )
 
 // The counters.
@@ -45,6 +51,10 @@ const (
 	counterState     = "state"
 	counterSession   = "session"
 	counterOperation = "operation"
+
+	counterCheckpoint = "checkpoint"
+	counterAttempt    = "attempt"
+	counterPlan       = "delete-plan"
 )
 
 // idKey is the key of a record that has a number: 16 hexadecimal digits, so

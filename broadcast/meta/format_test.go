@@ -36,6 +36,18 @@ func goldenRecords() map[string]struct {
 		"ended-floor": {kindEndedFloor, &endedFloor{Revision: 12}},
 		"operation":   {kindOperation, &Operation{ID: 1, Kind: OperationFound, Phase: PhaseFoundAdmit, Spec: json.RawMessage(`{"nodes":[]}`), Error: "waiting", CreatedMs: 1, UpdatedMs: 2}},
 		"counter":     {kindCounter, &counter{Next: 9}},
+		"checkpoint": {kindCheckpoint, &Checkpoint{Number: 12, Phase: CheckpointFailed, Automatic: true, Incarnation: 2, KeyGroups: 128, Shards: 4,
+			CreatedMs: 1_700_000_000_000, UpdatedMs: 1_700_000_000_002, EndedMs: 1_700_000_000_002, TimeoutMs: 60000, Error: "shard S1 on node n2: gone",
+			MetadataSHA256: sumOf("metadata"), MetadataSize: 700, Totals: CheckpointTotals{FullBytes: 1, NewBytes: 2, Files: 3, NewFiles: 4, Objects: 5, Requests: 6, SyncMs: 7, AsyncMs: 8},
+			Garbage: true, MetadataPlanned: true}},
+		"checkpoint-shard": {kindCheckpointShard, &CheckpointShard{Checkpoint: 12, Group: 3, Birth: 1<<64 - 1, Epoch: 4, Lo: 0, Hi: 64, Uploader: "n2", Attempt: 17,
+			State: CheckpointShardUploaded, UpdatedMs: 1_700_000_000_001, Objects: 2, UseParts: 1, Report: &ShardReport{Index: 9, Term: 2, Sequence: 8, ClockMs: 7,
+				ManifestKey: "00ff/" + sumOf("manifest").String() + ".17", ManifestSHA256: sumOf("manifest"), ManifestSize: 300,
+				FullBytes: 1, NewBytes: 2, Files: 3, NewFiles: 4, Requests: 5, SyncMs: 6, AsyncMs: 7}}},
+		"checkpoint-uses": {kindCheckpointUses, &objectUse{Checkpoint: 12, Group: 3, Part: 1, Objects: []uint64{3 << objectPlaceBits, 17<<objectPlaceBits + 1}}},
+		"object": {kindObject, &Object{Number: 17 << objectPlaceBits, Key: "00ff/" + sumOf("pack").String() + ".17", Size: 100,
+			Parts: []ObjectPart{{SHA256: sumOf("a"), Length: 60}, {SHA256: sumOf("b"), Offset: 60, Length: 40}}}},
+		"delete-plan": {kindDeletePlan, &DeletePlan{ID: 5, Keys: []string{"00ff/checkpoints/0000000012/_metadata", "00ff/" + sumOf("pack").String() + ".17"}, CreatedMs: 1_700_000_000_003, Why: "checkpoint 12"}},
 	}
 }
 
@@ -96,14 +108,21 @@ func TestDamagedRecordIsCorrupt(t *testing.T) {
 func TestViewRefusesUnreadableMetadata(t *testing.T) {
 	good, _ := encode(kindSession, Session{ID: 1, LeaseMs: 1000, ExpiresMs: 1})
 	for key, want := range map[string]*base.Sentinel{
-		"meta/future/x":                 base.ErrFormatVersion,
-		"meta/future/0000000000000001":  base.ErrFormatVersion,
-		"meta/session/1":                base.ErrCorrupt,
-		"meta/session/0000000000000002": base.ErrCorrupt,
-		"meta/session/000000000000000G": base.ErrCorrupt,
-		"meta/node/0000000000000001":    base.ErrCorrupt,
-		"meta/cluster":                  base.ErrCorrupt,
-		"meta/":                         base.ErrFormatVersion,
+		"meta/future/x":                          base.ErrFormatVersion,
+		"meta/future/0000000000000001":           base.ErrFormatVersion,
+		"meta/session/1":                         base.ErrCorrupt,
+		"meta/session/0000000000000002":          base.ErrCorrupt,
+		"meta/session/000000000000000G":          base.ErrCorrupt,
+		"meta/node/0000000000000001":             base.ErrCorrupt,
+		"meta/cluster":                           base.ErrCorrupt,
+		"meta/":                                  base.ErrFormatVersion,
+		"meta/checkpoint/1":                      base.ErrCorrupt,
+		"meta/object/0000000000000001":           base.ErrCorrupt,
+		"meta/checkpoint-shard/0000000000000001": base.ErrCorrupt,
+		"meta/checkpoint-shard/0000000000000001/0000000000000001/0000000000000001": base.ErrCorrupt,
+		"meta/checkpoint-shard/0000000000000001/0000000000000001":                  base.ErrCorrupt,
+		"meta/checkpoint-uses/0000000000000001/0000000000000001/1":                 base.ErrCorrupt,
+		"meta/delete-plan/": base.ErrCorrupt,
 	} {
 		w := founded(t)
 		w.view()

@@ -119,7 +119,8 @@ func dumpView(v *View) string {
 	s = dumpAll(s, fmt.Sprintf("ended %v", complete), ended)
 	s = dumpAll(s, "ended by id", v.endedByID.Values())
 	s = dumpAll(s, "counter", v.counters.Values())
-	return dumpAll(s, "operation", v.Operations())
+	s = dumpAll(s, "operation", v.Operations())
+	return s + dumpCheckpoints(v)
 }
 
 func wantField(t *testing.T, what string, err error, sentinel *base.Sentinel, field string) {

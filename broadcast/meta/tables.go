@@ -20,6 +20,11 @@ const (
 	hasSessions
 	hasEnded
 	hasOperations
+	hasCheckpoints
+	hasCheckpointShards
+	hasCheckpointUses
+	hasObjects
+	hasPlans
 )
 
 // publish returns the tables with copies of those in dirty, and old's for the
@@ -53,6 +58,7 @@ func (t *tables) publish(old tables, dirty kindSet) tables {
 	if dirty&hasOperations != 0 {
 		old.operations = t.operations.Copy()
 	}
+	old.checkpointTables = t.checkpointTables.publish(old.checkpointTables, dirty)
 	return old
 }
 
@@ -105,6 +111,9 @@ func (t *tables) setKind(kind, rest string, value []byte, rev base.Revision) (ki
 		}
 		t.statesByID.Set(rec.ID, rec)
 		return hasStates, same(err, rest, stateName(rec.Keyspace, rec.Name))
+	}
+	if k, ok, err := t.checkpointTables.set(kind, rest, value, rev); ok {
+		return k, err
 	}
 	id, err := numbered(kind, rest)
 	if err != nil {
@@ -199,6 +208,9 @@ func (t *tables) remove(key string) (kindSet, error) {
 			t.statesByID.Delete(old.ID)
 		}
 		return hasStates, nil
+	}
+	if k, ok, err := t.checkpointTables.remove(kind, rest); ok {
+		return k, err
 	}
 	id, err := numbered(kind, rest)
 	if err != nil {

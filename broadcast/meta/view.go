@@ -39,6 +39,8 @@ type tables struct {
 	ended      *btree.Map[string, *EndedSession]
 	endedByID  *btree.Map[uint64, *EndedSession]
 	operations *btree.Map[uint64, *Operation]
+
+	checkpointTables
 }
 
 type counterRecord struct {
@@ -56,7 +58,8 @@ func newTables() tables {
 		states: btree.NewMap[string, *Declaration](tableDegree), statesByID: btree.NewMap[uint32, *Declaration](tableDegree),
 		dropped: btree.NewMap[uint32, *Declaration](tableDegree), sessions: btree.NewMap[uint64, *Session](tableDegree),
 		ended: btree.NewMap[string, *EndedSession](tableDegree), endedByID: btree.NewMap[uint64, *EndedSession](tableDegree),
-		operations: btree.NewMap[uint64, *Operation](tableDegree),
+		operations:       btree.NewMap[uint64, *Operation](tableDegree),
+		checkpointTables: newCheckpointTables(),
 	}
 }
 

@@ -1,0 +1,463 @@
+package meta
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/keelstate/keelstate/broadcast"
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// Limits of checkpoints.
+const (
+	// MaxCheckpointShards bounds the shards of a cluster that can be checkpointed:
+	// one command has to hold their records.
+	MaxCheckpointShards = 8192
+	// MaxFailedCheckpoints is how many failed checkpoints are kept to be shown.
+	MaxFailedCheckpoints = 16
+	// MaxObjectParts bounds the contents of one object.
+	MaxObjectParts = 8000
+	// MaxObjectsPerTxn and MaxObjectBytesPerTxn bound what one transaction puts
+	// into the registry; CutObjects keeps to them.
+	MaxObjectsPerTxn     = 8192
+	MaxObjectBytesPerTxn = 4 << 20
+	// MaxReusedObjects bounds the objects of earlier uploads that one shard uses.
+	MaxReusedObjects = 1 << 17
+	// maxUsesPerRecord keeps a record of uses below MaxRecordBytes.
+	maxUsesPerRecord = 32768
+	// MaxCheckpointErrorBytes bounds the text that says why a checkpoint failed; a
+	// longer one is cut.
+	MaxCheckpointErrorBytes = 4096
+)
+
+// CheckpointSpec is what a new checkpoint is to be like.
+type CheckpointSpec struct {
+	Automatic bool
+	TimeoutMs uint64
+	// Uploaders names, for every shard, the node whose replica uploads.
+	Uploaders map[base.GroupID]base.NodeID
+}
+
+// StartCheckpointTxn announces a new checkpoint of all shards as the view shows
+// them, with a number and attempts that were never given (ME1). It is refused with
+// base.ErrConflict while another one runs (ME7). nowMs is the wall clock. Of the
+// record that it returns only the number and what the caller gave is to be relied
+// on before the transaction has succeeded.
+func StartCheckpointTxn(v *View, nowMs uint64, spec CheckpointSpec) (broadcast.Txn, *Checkpoint, error) {
+	c := v.Cluster()
+	if c == nil {
+		return broadcast.Txn{}, nil, base.ErrNotFounded
+	}
+	if r := v.RunningCheckpoint(); r != nil {
+		return broadcast.Txn{}, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is running", r.Number))
+	}
+	shards := slices.Clone(v.Shards())
+	if len(shards) == 0 || len(shards) > MaxCheckpointShards {
+		return broadcast.Txn{}, nil, conflict("shards", fmt.Sprintf("a checkpoint has 1 to %d shards, there are %d", MaxCheckpointShards, len(shards)))
+	}
+	number, attempt := v.NextCheckpoint(), v.NextAttempt()
+	rec := &Checkpoint{Number: number, Phase: CheckpointAnnounced, Automatic: spec.Automatic, Incarnation: c.Incarnation, KeyGroups: c.KeyGroups,
+		Shards: len(shards), CreatedMs: nowMs, UpdatedMs: nowMs, TimeoutMs: spec.TimeoutMs}
+	var b builder
+	b.advance(v, counterCheckpoint, number+1)
+	b.advance(v, counterAttempt, attempt+uint64(len(shards)))
+	b.expect(clusterKey, c.Revision)
+	b.replace(kindCheckpoint, idKey(kindCheckpoint, number), 0, rec)
+	var tiles []Shard
+	for i, s := range shards {
+		node := spec.Uploaders[s.ID]
+		if !slices.ContainsFunc(s.Replicas, func(r Replica) bool { return r.Node == node }) {
+			return broadcast.Txn{}, nil, base.Invalid("uploaders", fmt.Sprintf("node %q has no replica of shard %s", node, s.ID))
+		}
+		b.expect(idKey(kindShard, uint64(s.ID)), s.Revision)
+		b.replace(kindCheckpointShard, idsKey(kindCheckpointShard, number, uint64(s.ID)), 0, CheckpointShard{
+			Checkpoint: number, Group: s.ID, Birth: s.Birth, Epoch: s.Epoch, Lo: s.Lo, Hi: s.Hi,
+			Uploader: node, Attempt: attempt + uint64(i), State: CheckpointShardAnnounced, UpdatedMs: nowMs,
+		})
+		tiles = append(tiles, Shard{ID: s.ID, Lo: s.Lo, Hi: s.Hi})
+	}
+	if attempt+uint64(len(shards)) > maxAttempt {
+		return broadcast.Txn{}, nil, &base.Error{Cause: base.ErrOutOfRange, Field: "attempt", Hint: "all attempts are used", Ordinal: -1}
+	}
+	slices.SortFunc(tiles, func(a, b Shard) int { return a.Lo - b.Lo })
+	if err := checkTiling(tiles, c.KeyGroups); err != nil {
+		return broadcast.Txn{}, nil, err
+	}
+	txn, err := b.done()
+	return txn, rec, err
+}
+
+// uploading returns the records that a report of a shard belongs to. It refuses,
+// with base.ErrConflict, a report of another attempt than the one that was given,
+// and any once the checkpoint has ended: the reporter gives up.
+func uploading(v *View, number uint64, group base.GroupID, attempt uint64) (*Checkpoint, *CheckpointShard, error) {
+	c, s := v.Checkpoint(number), v.CheckpointShard(number, group)
+	switch {
+	case c == nil:
+		return nil, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is not running", number))
+	case !c.Running():
+		return nil, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is %s", number, c.Phase))
+	case s == nil:
+		return nil, nil, conflict("group", fmt.Sprintf("checkpoint %d has no shard %s", number, group))
+	case s.Attempt != attempt:
+		return nil, nil, conflict("attempt", fmt.Sprintf("checkpoint %d has attempt %d for shard %s, not %d", number, s.Attempt, group, attempt))
+	}
+	return c, s, nil
+}
+
+// replaceShard puts the next record of a shard, as long as the checkpoint is in
+// the phase that the view shows.
+func (b *builder) replaceShard(c *Checkpoint, s *CheckpointShard) {
+	b.expect(idKey(kindCheckpoint, c.Number), c.Revision)
+	b.replace(kindCheckpointShard, idsKey(kindCheckpointShard, s.Checkpoint, uint64(s.Group)), s.Revision, s)
+}
+
+// ReportFlushedTxn records that the uploader of a shard has flushed and waits for
+// the barrier. It is empty if that is known; the errors are those of uploading:
+// base.ErrConflict for another attempt or a checkpoint that does not run.
+func ReportFlushedTxn(v *View, nowMs, number uint64, group base.GroupID, attempt uint64) (broadcast.Txn, error) {
+	c, have, err := uploading(v, number, group, attempt)
+	if err != nil || have.State != CheckpointShardAnnounced {
+		return broadcast.Txn{}, err
+	}
+	next := *have
+	next.State, next.UpdatedMs = CheckpointShardFlushed, max(nowMs, have.UpdatedMs)
+	var b builder
+	b.replaceShard(c, &next)
+	return b.done()
+}
+
+// CutObjects parts objects into batches that one transaction can register each.
+func CutObjects(objects []Object) [][]Object {
+	var out [][]Object
+	from, size := 0, 0
+	for i := range objects {
+		n := objectBytes(&objects[i])
+		if i > from && (i-from == MaxObjectsPerTxn || size+n > MaxObjectBytesPerTxn) {
+			out, from, size = append(out, objects[from:i]), i, 0
+		}
+		size += n
+	}
+	if from < len(objects) {
+		out = append(out, objects[from:])
+	}
+	return out
+}
+
+// objectBytes is about what an object takes in a transaction, rather too much.
+func objectBytes(o *Object) int { return 256 + len(o.Key) + 128*len(o.Parts) }
+
+// RegisterObjectsTxn puts objects that the uploader of a shard has stored into the
+// registry before its final report, which alone could not hold them all; each batch
+// is one of CutObjects. Objects that are there already are left out, so a batch may
+// come twice; if nothing is left the transaction is empty. Numbers in the objects
+// are ignored. Beside what uploading refuses, an object is base.ErrInvalid whose key
+// is not of this cluster and attempt, or whose parts do not lie in it, and
+// base.ErrConflict if the registry has something else under its key.
+func RegisterObjectsTxn(v *View, nowMs, number uint64, group base.GroupID, attempt uint64, objects []Object) (broadcast.Txn, error) {
+	c, have, err := uploading(v, number, group, attempt)
+	if err != nil {
+		return broadcast.Txn{}, err
+	}
+	next := *have
+	var b builder
+	added, err := b.register(v, &next, objects)
+	if err != nil || len(added) == 0 {
+		return broadcast.Txn{}, err
+	}
+	if have.State == CheckpointShardUploaded {
+		return broadcast.Txn{}, conflict("group", fmt.Sprintf("shard %s has uploaded already", group))
+	}
+	b.use(&next, added)
+	next.UpdatedMs = max(nowMs, have.UpdatedMs)
+	b.replaceShard(c, &next)
+	return b.done()
+}
+
+// register puts those of the objects into the registry that are not there, and
+// returns their numbers.
+func (b *builder) register(v *View, s *CheckpointShard, objects []Object) ([]uint64, error) {
+	if len(objects) > MaxObjectsPerTxn {
+		return nil, tooMany("objects", MaxObjectsPerTxn)
+	}
+	var added []uint64
+	batch := make(map[string]*Object, len(objects))
+	size := 0
+	for i := range objects {
+		o := objects[i]
+		if err := normaliseObject(v.Cluster().ID, s.Attempt, &o); err != nil {
+			return nil, fmt.Errorf("registering object %d of %d: %w", i+1, len(objects), err)
+		}
+		known := v.ObjectByKey(o.Key)
+		if known == nil {
+			known = batch[o.Key]
+		}
+		if known != nil {
+			if !known.sameAs(&o) {
+				return nil, conflict("objects", fmt.Sprintf("object %s is registered with other contents", o.Key))
+			}
+			continue
+		}
+		if size += objectBytes(&o); size > MaxObjectBytesPerTxn {
+			return nil, &base.Error{Cause: base.ErrTooLarge, Field: "objects", Hint: "cut the objects into batches", Ordinal: -1}
+		}
+		if s.Objects >= MaxUploadObjects {
+			return nil, tooMany("objects", MaxUploadObjects)
+		}
+		o.Number = s.Attempt<<objectPlaceBits | uint64(s.Objects)
+		s.Objects++
+		batch[o.Key] = &o
+		b.replace(kindObject, idKey(kindObject, o.Number), 0, &o)
+		added = append(added, o.Number)
+	}
+	return added, nil
+}
+
+// normaliseObject checks an object that an attempt has stored, and leaves parts
+// out that say what the key says.
+func normaliseObject(cluster base.ClusterID, attempt uint64, o *Object) error {
+	sum, by, err := parseObjectName(o.Key)
+	if err != nil {
+		return err
+	}
+	if by != attempt || o.Key != objectKey(cluster, sum, attempt) {
+		return base.Invalid("key", fmt.Sprintf("%q is not one of attempt %d of cluster %s", o.Key, attempt, cluster))
+	}
+	if o.Size < 0 {
+		return base.Invalid("size", "0 or more bytes")
+	}
+	if len(o.Parts) > MaxObjectParts {
+		return tooMany("parts", MaxObjectParts)
+	}
+	for _, p := range o.Parts {
+		if p.Offset < 0 || p.Length < 0 || p.Length > o.Size || p.Offset > o.Size-p.Length {
+			return base.Invalid("parts", fmt.Sprintf("%d bytes from %d on do not lie in an object of %d", p.Length, p.Offset, o.Size))
+		}
+	}
+	if len(o.Parts) == 1 && o.Parts[0] == (ObjectPart{SHA256: sum, Length: o.Size}) || len(o.Parts) == 0 {
+		o.Parts = nil
+	}
+	return nil
+}
+
+// use records that a shard of a checkpoint uses objects, whose numbers ascend.
+func (b *builder) use(s *CheckpointShard, numbers []uint64) {
+	for len(numbers) > 0 {
+		n := min(len(numbers), maxUsesPerRecord)
+		part := uint64(s.UseParts)
+		s.UseParts++
+		b.replace(kindCheckpointUses, idsKey(kindCheckpointUses, s.Checkpoint, uint64(s.Group), part), 0,
+			objectUse{Checkpoint: s.Checkpoint, Group: s.Group, Part: part, Objects: numbers[:n]})
+		numbers = numbers[n:]
+	}
+}
+
+// ReportUploadedTxn records that a shard has uploaded: the objects that the
+// attempt stored, which may in part or all be registered (RegisterObjectsTxn), the
+// keys of earlier objects that it uses, and its report. A reused key that is not in
+// the registry is refused with base.ErrConflict: somebody may be deleting it. So is
+// a manifest that is neither among the objects nor reused. A report that comes
+// again is empty; another one of the same shard is base.ErrConflict.
+func ReportUploadedTxn(v *View, nowMs, number uint64, group base.GroupID, attempt uint64, report ShardReport, objects []Object, reused []string) (broadcast.Txn, error) {
+	c, have, err := uploading(v, number, group, attempt)
+	if err != nil {
+		return broadcast.Txn{}, err
+	}
+	if have.State == CheckpointShardUploaded {
+		if *have.Report == report {
+			return broadcast.Txn{}, nil
+		}
+		return broadcast.Txn{}, conflict("report", fmt.Sprintf("shard %s has reported something else", group))
+	}
+	if err := checkReport(&report); err != nil {
+		return broadcast.Txn{}, err
+	}
+	next := *have
+	var b builder
+	numbers, err := b.register(v, &next, objects)
+	if err != nil {
+		return broadcast.Txn{}, err
+	}
+	older, err := reusedNumbers(v, attempt, reused)
+	if err != nil {
+		return broadcast.Txn{}, err
+	}
+	if err := checkManifest(v, attempt, &report, objects, reused); err != nil {
+		return broadcast.Txn{}, err
+	}
+	// Attempts grow, so older objects have smaller numbers.
+	b.use(&next, append(older, numbers...))
+	next.State, next.Report, next.UpdatedMs = CheckpointShardUploaded, &report, max(nowMs, have.UpdatedMs)
+	b.replaceShard(c, &next)
+	return b.done()
+}
+
+// reusedNumbers finds the objects of earlier attempts among keys; those of the
+// attempt itself are used from when they were registered.
+func reusedNumbers(v *View, attempt uint64, keys []string) ([]uint64, error) {
+	if len(keys) > MaxReusedObjects {
+		return nil, tooMany("reused", MaxReusedObjects)
+	}
+	numbers := make([]uint64, 0, len(keys))
+	for _, key := range keys {
+		o := v.ObjectByKey(key)
+		if o == nil {
+			return nil, conflict("reused", fmt.Sprintf("object %q is not in the registry", key))
+		}
+		if o.Attempt() != attempt {
+			numbers = append(numbers, o.Number)
+		}
+	}
+	slices.Sort(numbers)
+	return slices.Compact(numbers), nil
+}
+
+func checkReport(r *ShardReport) error {
+	if r.Index == 0 || r.Term == 0 {
+		return base.Invalid("report", "a cut has an index and a term")
+	}
+	if r.FullBytes < 0 || r.NewBytes < 0 || r.ManifestSize < 0 || r.Files < 0 || r.NewFiles < 0 || r.Requests < 0 {
+		return base.Invalid("report", "negative numbers")
+	}
+	return nil
+}
+
+// checkManifest demands that the manifest is an object as it is reported, and that
+// the shard uses it.
+func checkManifest(v *View, attempt uint64, r *ShardReport, objects []Object, reused []string) error {
+	sum, _, err := parseObjectName(r.ManifestKey)
+	if err != nil {
+		return err
+	}
+	if sum != r.ManifestSHA256 {
+		return base.Invalid("manifest_key", "is not that of the manifest's SHA-256")
+	}
+	size := int64(-1)
+	if i := slices.IndexFunc(objects, func(o Object) bool { return o.Key == r.ManifestKey }); i >= 0 {
+		size = objects[i].Size
+	} else if o := v.ObjectByKey(r.ManifestKey); o != nil && (o.Attempt() == attempt || slices.Contains(reused, r.ManifestKey)) {
+		size = o.Size
+	}
+	if size != r.ManifestSize {
+		return conflict("manifest_key", fmt.Sprintf("no object %q of %d bytes among those that the shard uses", r.ManifestKey, r.ManifestSize))
+	}
+	return nil
+}
+
+// replaceCheckpoint puts the next record of a checkpoint.
+func (b *builder) replaceCheckpoint(c *Checkpoint) {
+	b.replace(kindCheckpoint, idKey(kindCheckpoint, c.Number), c.Revision, c)
+}
+
+// MetadataPhaseTxn freezes a checkpoint of which every shard has uploaded, so
+// that its `_metadata` is the same bytes whoever makes it. It is empty if that was
+// done; base.ErrConflict if the checkpoint does not run, or shards are missing.
+func MetadataPhaseTxn(v *View, nowMs, number uint64) (broadcast.Txn, error) {
+	c := v.Checkpoint(number)
+	if c == nil || !c.Running() {
+		return broadcast.Txn{}, conflict("checkpoint", fmt.Sprintf("checkpoint %d is not running", number))
+	}
+	if c.Phase == CheckpointMetadata {
+		return broadcast.Txn{}, nil
+	}
+	next := *c
+	var tiles []Shard
+	for _, s := range v.CheckpointShards(number) {
+		if s.State != CheckpointShardUploaded {
+			return broadcast.Txn{}, conflict("shards", fmt.Sprintf("shard %s has not uploaded yet", s.Group))
+		}
+		tiles = append(tiles, Shard{ID: s.Group, Lo: s.Lo, Hi: s.Hi})
+		next.Totals.add(s)
+	}
+	slices.SortFunc(tiles, func(a, b Shard) int { return a.Lo - b.Lo })
+	if err := checkTiling(tiles, c.KeyGroups); err != nil {
+		return broadcast.Txn{}, err
+	}
+	next.Phase, next.UpdatedMs = CheckpointMetadata, max(nowMs, c.UpdatedMs)
+	var b builder
+	b.replaceCheckpoint(&next)
+	return b.done()
+}
+
+func (t *CheckpointTotals) add(s *CheckpointShard) {
+	r := s.Report
+	t.FullBytes += r.FullBytes
+	t.NewBytes += r.NewBytes
+	t.Files += r.Files
+	t.NewFiles += r.NewFiles
+	t.Objects += s.Objects
+	t.Requests += r.Requests
+	t.SyncMs, t.AsyncMs = max(t.SyncMs, r.SyncMs), max(t.AsyncMs, r.AsyncMs)
+}
+
+// CompleteTxn completes a checkpoint whose `_metadata`, with this SHA-256 and size,
+// is durable, and no longer retains the completed ones before it but the newest,
+// retain of them with this one (at least 1). What only those used is planned for
+// deletion, in this transaction as far as it can hold it (PlanDeletionsTxn does the
+// rest). It is empty if the checkpoint is completed; base.ErrConflict if it is not
+// in CheckpointMetadata.
+func CompleteTxn(v *View, nowMs, number uint64, sum [32]byte, size int64, retain int) (broadcast.Txn, error) {
+	c := v.Checkpoint(number)
+	switch {
+	case c != nil && c.Phase == CheckpointCompleted && c.MetadataSHA256 == sum:
+		return broadcast.Txn{}, nil
+	case c == nil || c.Phase != CheckpointMetadata:
+		return broadcast.Txn{}, conflict("checkpoint", fmt.Sprintf("checkpoint %d is not waiting for its completion", number))
+	}
+	p := newPlanning(v, nowMs)
+	next := *c
+	next.Phase, next.EndedMs = CheckpointCompleted, max(nowMs, c.UpdatedMs)
+	next.UpdatedMs, next.MetadataSHA256, next.MetadataSize = next.EndedMs, sum, size
+	p.change(&next)
+	left := max(retain, 1)
+	for _, old := range slices.Backward(p.heads) {
+		if old.Phase != CheckpointCompleted {
+			continue
+		}
+		if left--; left < 0 {
+			gone := *old
+			gone.Phase, gone.UpdatedMs = CheckpointDeleting, max(nowMs, old.UpdatedMs)
+			p.change(&gone)
+		}
+	}
+	return p.done()
+}
+
+// FailCheckpointTxn ends a running checkpoint for a reason. What it has stored and
+// registered is planned for deletion, as in CompleteTxn; what it has stored and not
+// registered are orphans (PlanOrphansTxn). It is empty if the checkpoint has failed
+// already; base.ErrConflict if it does not run.
+func FailCheckpointTxn(v *View, nowMs, number uint64, reason string) (broadcast.Txn, error) {
+	c := v.Checkpoint(number)
+	switch {
+	case c != nil && c.Phase == CheckpointFailed:
+		return broadcast.Txn{}, nil
+	case c == nil || !c.Running():
+		return broadcast.Txn{}, conflict("checkpoint", fmt.Sprintf("checkpoint %d is not running", number))
+	}
+	if len(reason) > MaxCheckpointErrorBytes {
+		reason = reason[:MaxCheckpointErrorBytes]
+	}
+	p := newPlanning(v, nowMs)
+	next := *c
+	next.Phase, next.EndedMs, next.Garbage = CheckpointFailed, max(nowMs, c.UpdatedMs), true
+	next.UpdatedMs, next.Error = next.EndedMs, string(bytes.ToValidUTF8([]byte(strings.TrimSpace(reason)), []byte("?")))
+	p.change(&next)
+	return p.done()
+}
+
+// ReportFailedTxn fails the checkpoint because a shard's uploader cannot go on. A
+// report of another attempt is refused as uploading does, so that a late one never
+// fails a checkpoint that it is not part of.
+func ReportFailedTxn(v *View, nowMs, number uint64, group base.GroupID, attempt uint64, reason string) (broadcast.Txn, error) {
+	_, s, err := uploading(v, number, group, attempt)
+	if err != nil {
+		return broadcast.Txn{}, err
+	}
+	if s.State == CheckpointShardUploaded {
+		return broadcast.Txn{}, conflict("group", fmt.Sprintf("shard %s has uploaded already", group))
+	}
+	return FailCheckpointTxn(v, nowMs, number, fmt.Sprintf("shard %s on node %s: %s", group, s.Uploader, strings.TrimSpace(reason)))
+}
