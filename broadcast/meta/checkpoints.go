@@ -23,7 +23,7 @@ const (
 	// into the registry; CutObjects keeps to them.
 	MaxObjectsPerTxn     = 8192
 	MaxObjectBytesPerTxn = 4 << 20
-	// MaxReusedObjects bounds the objects of earlier uploads that one shard uses.
+	// MaxReusedObjects bounds the objects of other uploads that one shard uses.
 	MaxReusedObjects = 1 << 17
 	// maxUsesPerRecord keeps a record of uses below MaxRecordBytes.
 	maxUsesPerRecord = 32768
@@ -256,7 +256,7 @@ func (b *builder) use(s *CheckpointShard, numbers []uint64) {
 
 // ReportUploadedTxn records that a shard has uploaded: the objects that the
 // attempt stored, which may in part or all be registered (RegisterObjectsTxn), the
-// keys of earlier objects that it uses, and its report. A reused key that is not in
+// keys of other objects that it uses, and its report. A reused key that is not in
 // the registry is refused with base.ErrConflict: somebody may be deleting it. So is
 // a manifest that is neither among the objects nor reused. A report that comes
 // again is empty; another one of the same shard is base.ErrConflict.
@@ -287,14 +287,16 @@ func ReportUploadedTxn(v *View, nowMs, number uint64, group base.GroupID, attemp
 	if err := checkManifest(v, attempt, &report, objects, reused); err != nil {
 		return broadcast.Txn{}, err
 	}
-	// Attempts grow, so older objects have smaller numbers.
-	b.use(&next, append(older, numbers...))
+	used := append(older, numbers...)
+	// Those of other shards of the same checkpoint may have larger numbers.
+	slices.Sort(used)
+	b.use(&next, used)
 	next.State, next.Report, next.UpdatedMs = CheckpointShardUploaded, &report, max(nowMs, have.UpdatedMs)
 	b.replaceShard(c, &next)
 	return b.done()
 }
 
-// reusedNumbers finds the objects of earlier attempts among keys; those of the
+// reusedNumbers finds the objects of other attempts among keys; those of the
 // attempt itself are used from when they were registered.
 func reusedNumbers(v *View, attempt uint64, keys []string) ([]uint64, error) {
 	if len(keys) > MaxReusedObjects {

@@ -558,7 +558,7 @@ func TestOrphans(t *testing.T) {
 		{objectKey("c2", sumOf("lost"), 1), false, true}, {objectKey("c11", sumOf("lost"), 1), false, true}, {metadataKey("c2", 1), false, true},
 		{"c1/" + strings.ToUpper(sumOf("x").String()) + ".1", false, true}, {key("x", 1) + "0x", false, true}, {"c1/" + sumOf("x").String() + ".01", false, true},
 		{"c1/x", false, true}, {"c1/sub/" + sumOf("x").String() + ".1", false, true}, {"c1/checkpoints/1/_metadata", false, true}, {"c1/checkpoints/0000000001/other", false, true},
-		{"c1/checkpoints/00000000001/_metadata", false, true}, {"", false, true}, {"c1/", false, true},
+		{"c1/checkpoints/0000000000/_metadata", false, true}, {"c1/checkpoints/00000000001/_metadata", false, true}, {key("x", 0), false, true}, {"", false, true}, {"c1/", false, true},
 	} {
 		if orphan, foreign := test(k.key); orphan != k.orphan || foreign != k.foreign {
 			t.Errorf("%s: orphan %v, foreign %v", k.key, orphan, foreign)

@@ -33,7 +33,7 @@ func parseMetadataName(name string) (number uint64, ok bool) {
 		return 0, false
 	}
 	number, err := strconv.ParseUint(digits, 10, 64)
-	return number, err == nil && fmt.Sprintf("%0*d", numberDigits, number) == digits
+	return number, err == nil && number > 0 && fmt.Sprintf("%0*d", numberDigits, number) == digits
 }
 
 // objectKey is the key of an object with this content, stored by an attempt.
