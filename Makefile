@@ -61,7 +61,7 @@ runtests := $(GO) run ./internal/ci/runtests
 # What `keelstate-jepsen run` tells the report of the tree that it tests.
 jepsen_run = bin/keelstate-jepsen run $(if $(SEED),--seed $(SEED)) --revision "$$(git describe --always --dirty --abbrev=12)"
 
-.PHONY: help deps build node keelctl flights harness jepsen soak rocksdb-release test test-long unit race stress chaos mutants \
+.PHONY: help deps tools build node keelctl flights harness jepsen soak rocksdb-release test test-long unit race stress chaos mutants \
   meta crash fuzz bench demo up down status lint golangci proto proto-check fmt vet clean
 
 help: ## list the targets
@@ -70,6 +70,9 @@ help: ## list the targets
 
 deps: ## install what the build needs and the machine lacks
 	@build/deps.sh
+
+tools: deps ## build what tests run beside the product, once, into .deps/bin (versitygw; about 90 s of one core)
+	@GO="$(GO)" build/tools.sh
 
 build: node keelctl harness flights ## build bin/keelstate-node, keelctl, keelstate-jepsen and the examples
 
@@ -91,10 +94,10 @@ harness: deps
 rocksdb-release: deps ## build and cache RocksDB without assertions in .deps (about 9 minutes)
 	@JOBS=$(JOBS) build/rocksdb-release.sh
 
-test: deps ## run all stages and end with "N passed, N failed, N skipped"
+test: deps tools ## run all stages and end with "N passed, N failed, N skipped"
 	@$(runtests)
 
-test-long: deps ## the same, with the race detector everywhere, repetitions and fuzzing
+test-long: deps tools ## the same, with the race detector everywhere, repetitions and fuzzing
 	@$(runtests) -long
 
 unit: deps ## unit tests only

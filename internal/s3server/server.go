@@ -1,5 +1,6 @@
 // Package s3server runs a real service that speaks S3 for tests: versitygw, as a
-// process of its own over a directory. `make tools` builds it.
+// process of its own over a directory. `make tools` builds it, and so does the
+// first test that needs it.
 //
 // It must not know the product.
 //
@@ -35,15 +36,18 @@ type Server struct {
 	// Dir holds the buckets, as folders with the objects as files.
 	Dir string
 
-	t   testing.TB
-	cmd *exec.Cmd
-	out bytes.Buffer
+	t        testing.TB
+	binary   string
+	readOnly bool
+	sidecar  string // what the service knows of its objects beside their bytes
+	cmd      *exec.Cmd
+	out      bytes.Buffer
 }
 
 // Run starts a service for a test, which ends it.
 func Run(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{t: t, Dir: t.TempDir(), Endpoint: freeAddress(t)}
+	s := &Server{t: t, Dir: t.TempDir(), Endpoint: freeAddress(t), sidecar: t.TempDir(), binary: binary(t)}
 	if err := os.Mkdir(filepath.Join(s.Dir, Bucket), 0o750); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +56,7 @@ func Run(t testing.TB) *Server {
 	return s
 }
 
-// binary finds what `make tools` built.
+// binary finds what `make tools` builds, and builds it if it is not there.
 func binary(t testing.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
@@ -60,13 +64,14 @@ func binary(t testing.TB) string {
 		t.Fatal(err)
 	}
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
-		if _, err := os.Stat(filepath.Join(d, "go.mod")); err == nil {
-			p := filepath.Join(d, ".deps", "bin", "versitygw")
-			if _, err := os.Stat(p); err != nil {
-				t.Fatalf("%v: run `make tools` first", err)
-			}
-			return p
+		if _, err := os.Stat(filepath.Join(d, "go.mod")); err != nil {
+			continue
 		}
+		p := filepath.Join(d, ".deps", "bin", "versitygw")
+		if out, err := exec.Command(filepath.Join(d, "build", "tools.sh")).CombinedOutput(); err != nil {
+			t.Fatalf("building %s: %v\n%s", p, err, out)
+		}
+		return p
 	}
 	t.Fatalf("no module above %s", dir)
 	return ""
@@ -86,8 +91,11 @@ func freeAddress(t testing.TB) string {
 func (s *Server) Start() {
 	s.t.Helper()
 	s.out.Reset()
-	s.cmd = exec.Command(binary(s.t), "--access", AccessKey, "--secret", SecretKey, "--port", s.Endpoint,
-		"--health", "/health", "--quiet", "posix", "--sidecar", s.t.TempDir(), s.Dir)
+	args := []string{"--access", AccessKey, "--secret", SecretKey, "--port", s.Endpoint, "--health", "/health", "--quiet"}
+	if s.readOnly {
+		args = append(args, "--readonly")
+	}
+	s.cmd = exec.Command(s.binary, append(args, "posix", "--sidecar", s.sidecar, s.Dir)...)
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.out
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
@@ -115,6 +123,14 @@ func (s *Server) health() error {
 		return fmt.Errorf("status %s", r.Status)
 	}
 	return nil
+}
+
+// StartReadOnly starts a service that refuses whatever changes something.
+func (s *Server) StartReadOnly() {
+	s.t.Helper()
+	s.readOnly = true
+	s.Start()
+	s.readOnly = false
 }
 
 // Stop kills the service; what it has stored stays.

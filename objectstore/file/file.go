@@ -10,6 +10,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -23,24 +24,46 @@ const uploads = ".uploads"
 
 // Store keeps objects in a directory. It implements objectstore.Store.
 type Store struct {
-	dir  string
-	root *os.Root
+	dir string
 
 	closed atomic.Bool
+
+	mu sync.Mutex
+	// root is set by the first call that can open the directory, and stays; who has
+	// entered may use it without the lock.
+	root *os.Root
 }
 
 var _ objectstore.Store = (*Store)(nil)
 
+// New returns the store in dir, which is made when it is first needed: until then
+// its disk may be missing, and calls fail.
+func New(dir string) *Store { return &Store{dir: dir} }
+
 // Open opens the store in dir, which is made if it is not there.
 func Open(dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, failed("opening object store "+dir, err)
+	s := New(dir)
+	if err := s.open(); err != nil {
+		return nil, err
 	}
-	root, err := os.OpenRoot(dir)
+	return s, nil
+}
+
+func (s *Store) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.root != nil || s.closed.Load() {
+		return nil
+	}
+	if err := os.MkdirAll(s.dir, 0o750); err != nil {
+		return failed("opening object store "+s.dir, err)
+	}
+	root, err := os.OpenRoot(s.dir)
 	if err != nil {
-		return nil, failed("opening object store "+dir, err)
+		return failed("opening object store "+s.dir, err)
 	}
-	return &Store{dir: dir, root: root}, nil
+	s.root = root
+	return nil
 }
 
 // failed makes an error of the file system one of the store, with what to do.
@@ -65,16 +88,22 @@ func (s *Store) enter(ctx context.Context, keys ...string) error {
 			return err
 		}
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := s.open()
 	if s.closed.Load() {
 		return fmt.Errorf("object store %s: %w", s.dir, base.ErrClosed)
 	}
-	return ctx.Err()
+	return err
 }
 
 // Close implements objectstore.Store. Calls that are running fail with
 // base.ErrClosed where they need the directory again.
 func (s *Store) Close() error {
-	if s.closed.Swap(true) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed.Swap(true) || s.root == nil {
 		return nil
 	}
 	if err := s.root.Close(); err != nil {

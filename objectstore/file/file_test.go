@@ -185,3 +185,39 @@ func TestFullDiskIsTold(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A store whose directory cannot be made yet fails, says why, and serves once it
+// can.
+func TestDirectoryThatComesLater(t *testing.T) {
+	dir := t.TempDir()
+	in := filepath.Join(dir, "mount")
+	if err := os.WriteFile(in, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := New(filepath.Join(in, "objects"))
+	ctx := context.Background()
+	if err := s.Put(ctx, "k", objectstore.Bytes([]byte("v"))); !errors.Is(err, base.ErrObjectStore) {
+		t.Errorf("put: %v", err)
+	}
+	for _, err := range s.List(ctx, "", "") {
+		if !errors.Is(err, base.ErrObjectStore) {
+			t.Errorf("list: %v", err)
+		}
+	}
+	if err := os.Remove(in); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(ctx, "k", objectstore.Bytes([]byte("v"))); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	never := New(filepath.Join(dir, "never"))
+	if err := never.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := never.Stat(ctx, "k"); !errors.Is(err, base.ErrClosed) {
+		t.Errorf("stat: %v", err)
+	}
+}

@@ -35,7 +35,7 @@ func (s *Store) Put(ctx context.Context, key string, body objectstore.Body) erro
 		err = s.putParts(inner, key, body)
 	}
 	if err != nil {
-		return fmt.Errorf("putting object %s: %w", key, s.answer(ctx, err))
+		return fmt.Errorf("putting object %s: %w", key, s.answer(inner, err))
 	}
 	return nil
 }
@@ -83,6 +83,12 @@ func (s *Store) putParts(ctx context.Context, key string, body objectstore.Body)
 	}
 	if err != nil {
 		s.abort(key, id)
+		return err
+	}
+	// The service has put it together: what came of it has the size at least.
+	info, err := s.core.StatObject(ctx, s.o.Bucket, s.prefix+key, minio.StatObjectOptions{})
+	if err == nil && info.Size != body.Size {
+		return fmt.Errorf("the service made %d bytes of the parts, not %d: %w", info.Size, body.Size, base.ErrCorrupt)
 	}
 	return err
 }

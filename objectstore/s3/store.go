@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/objectstore"
@@ -19,6 +22,7 @@ import (
 // Store keeps objects in a bucket. It implements objectstore.Store.
 type Store struct {
 	o         Options
+	source    *source
 	core      minio.Core
 	transport *http.Transport
 	prefix    string // with a slash at its end, or empty
@@ -29,37 +33,31 @@ type Store struct {
 
 var _ objectstore.Store = (*Store)(nil)
 
-// Open returns the store after it has seen the bucket. It fails with
-// base.ErrInvalid for bad options, and with base.ErrObjectStore if the bucket is
-// not there or cannot be reached.
-func Open(ctx context.Context, o Options) (*Store, error) {
+// Open returns the store, without asking the service anything: that may be down
+// when the node starts. It fails with base.ErrInvalid for bad options.
+func Open(o Options) (*Store, error) {
 	o.ensureDefaults()
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("opening bucket: %w", err)
 	}
-	s := &Store{o: o, transport: o.transport()}
+	transport, err := o.transport()
+	if err != nil {
+		return nil, fmt.Errorf("opening bucket %s: %w", o.Bucket, err)
+	}
+	s := &Store{o: o, transport: transport, source: o.source()}
 	if o.Prefix != "" {
 		s.prefix = o.Prefix + "/"
 	}
 	core, err := minio.NewCore(o.Endpoint, &minio.Options{
-		Creds: o.credentials(), Secure: !o.Insecure, Region: o.Region, Transport: s.transport,
-		MaxRetries: 1, // package retry repeats
+		Creds: credentials.New(s.source), Secure: !o.Insecure, Region: o.Region, Transport: watched{transport},
+		BucketLookup: o.lookup(), MaxRetries: 1, // package retry repeats
 	})
 	if err != nil {
 		return nil, fmt.Errorf("opening bucket %s: %w", o.Bucket, base.Invalid("endpoint", err.Error()))
 	}
+	s.o.AccessKey, s.o.SecretKey = "", "" // the source has them
 	s.core = *core
 	s.life, s.end = context.WithCancel(context.Background())
-	ctx, cancel := context.WithTimeout(ctx, o.Idle)
-	defer cancel()
-	exists, err := s.core.BucketExists(ctx, o.Bucket)
-	if err == nil && !exists {
-		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "no such bucket"}
-	}
-	if err != nil {
-		err = fmt.Errorf("opening bucket %s at %s: %w", o.Bucket, o.Endpoint, s.answer(ctx, err))
-		return nil, errors.Join(err, s.Close())
-	}
 	return s, nil
 }
 
@@ -72,7 +70,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// enter begins a call: its context ends with the store's.
+// enter begins a call: its context ends with the store's, and carries what the
+// responses say.
 func (s *Store) enter(ctx context.Context, keys ...string) (context.Context, context.CancelFunc, error) {
 	for _, k := range keys {
 		if err := objectstore.CheckKey(k); err != nil {
@@ -85,7 +84,7 @@ func (s *Store) enter(ctx context.Context, keys ...string) (context.Context, con
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, &call{}))
 	stop := context.AfterFunc(s.life, cancel)
 	return ctx, func() { stop(); cancel() }, nil
 }
@@ -99,7 +98,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objectstore.Object, error
 	defer leave()
 	info, err := s.core.StatObject(inner, s.o.Bucket, s.prefix+key, minio.StatObjectOptions{})
 	if err != nil {
-		return objectstore.Object{}, fmt.Errorf("looking at object %s: %w", key, s.answer(ctx, err))
+		return objectstore.Object{}, fmt.Errorf("looking at object %s: %w", key, s.answer(inner, err))
 	}
 	return objectstore.Object{Key: key, Size: info.Size, Modified: info.LastModified}, nil
 }
@@ -128,7 +127,7 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[object
 				info.Err = fmt.Errorf("object %q was listed after %q at %q", info.Key, last, o.Prefix)
 			}
 			if info.Err != nil {
-				yield(objectstore.Object{}, fmt.Errorf("listing objects at %q: %w", prefix, s.answer(ctx, info.Err)))
+				yield(objectstore.Object{}, fmt.Errorf("listing objects at %q: %w", prefix, s.answer(inner, info.Err)))
 				return
 			}
 			last = info.Key
@@ -140,16 +139,14 @@ func (s *Store) List(ctx context.Context, prefix, after string) iter.Seq2[object
 				return
 			}
 		}
-		if err := ctx.Err(); err != nil { // the iteration may end without a word
-			yield(objectstore.Object{}, fmt.Errorf("listing objects at %q: %w", prefix, err))
-		} else if s.closed.Load() {
-			yield(objectstore.Object{}, fmt.Errorf("listing objects at %q: %w", prefix, base.ErrClosed))
+		if err := inner.Err(); err != nil { // the iteration may end without a word
+			yield(objectstore.Object{}, fmt.Errorf("listing objects at %q: %w", prefix, s.answer(inner, err)))
 		}
 	}
 }
 
 // Delete implements objectstore.Store, in batches of 1,000 as the protocol has
-// them.
+// them. A service that leaves a key unanswered has not deleted it (OC3).
 func (s *Store) Delete(ctx context.Context, keys ...string) error {
 	inner, leave, err := s.enter(ctx, keys...)
 	if err != nil {
@@ -159,26 +156,39 @@ func (s *Store) Delete(ctx context.Context, keys ...string) error {
 	if len(keys) == 0 {
 		return nil
 	}
+	open := make(map[string]bool, len(keys))
+	for _, k := range keys {
+		open[s.prefix+k] = true
+	}
 	objects := func(yield func(minio.ObjectInfo) bool) {
-		for _, k := range keys {
-			if !yield(minio.ObjectInfo{Key: s.prefix + k}) {
+		for _, k := range slices.Sorted(maps.Keys(open)) {
+			if !yield(minio.ObjectInfo{Key: k}) {
 				return
 			}
 		}
 	}
 	results, err := s.core.RemoveObjectsWithIter(inner, s.o.Bucket, objects, minio.RemoveObjectsOptions{})
 	if err != nil {
-		return fmt.Errorf("deleting objects: %w", s.answer(ctx, err))
+		return fmt.Errorf("deleting objects: %w", s.answer(inner, err))
 	}
+	answered := 0
 	for r := range results {
-		if r.Err == nil {
-			continue
+		if r.Err != nil {
+			if err := s.answer(inner, r.Err); !errors.Is(err, base.ErrNotFound) {
+				return fmt.Errorf("deleting object %s: %w", strings.TrimPrefix(r.ObjectName, s.prefix), err)
+			}
 		}
-		if err := s.answer(ctx, r.Err); !errors.Is(err, base.ErrNotFound) {
-			return fmt.Errorf("deleting object %s: %w", strings.TrimPrefix(r.ObjectName, s.prefix), err)
+		if open[r.ObjectName] {
+			answered++
 		}
 	}
-	return s.answer(ctx, ctx.Err())
+	if err := inner.Err(); err != nil {
+		return fmt.Errorf("deleting objects: %w", s.answer(inner, err))
+	}
+	if answered < len(open) {
+		return trouble(fmt.Errorf("deleting objects: the service answers for %d of %d", answered, len(open)), "look at the service's log", 0)
+	}
+	return nil
 }
 
 // Sweep implements objectstore.Store: it aborts uploads in parts that began before
@@ -192,19 +202,29 @@ func (s *Store) Sweep(ctx context.Context, prefix string, before time.Time) (int
 	if err != nil {
 		return 0, fmt.Errorf("sweeping uploads: %w", err)
 	}
-	n := 0
-	for upload := range s.core.ListIncompleteUploads(inner, s.o.Bucket, s.prefix+prefix, true) {
-		err := upload.Err
-		if err == nil && upload.Initiated.Before(before) && strings.HasPrefix(upload.Key, s.prefix+prefix) {
-			if err = s.core.AbortMultipartUpload(inner, s.o.Bucket, upload.Key, upload.UploadID); err == nil {
+	n, key, id := 0, "", ""
+	for {
+		page, err := s.core.ListMultipartUploads(inner, s.o.Bucket, s.prefix+prefix, key, id, "", 0)
+		if err != nil {
+			return n, fmt.Errorf("sweeping uploads: %w", s.answer(inner, err))
+		}
+		for _, upload := range page.Uploads {
+			if !upload.Initiated.Before(before) || !strings.HasPrefix(upload.Key, s.prefix+prefix) {
+				continue
+			}
+			err := s.core.AbortMultipartUpload(inner, s.o.Bucket, upload.Key, upload.UploadID)
+			if err == nil {
 				n++
-			} else if errors.Is(s.answer(ctx, err), base.ErrNotFound) {
-				err = nil // it has just ended
+			} else if err = s.answer(inner, err); !errors.Is(err, base.ErrNotFound) { // else it has just ended
+				return n, fmt.Errorf("sweeping uploads: %w", err)
 			}
 		}
-		if err != nil {
-			return n, fmt.Errorf("sweeping uploads: %w", s.answer(ctx, err))
+		if !page.IsTruncated {
+			return n, nil
 		}
+		if page.NextKeyMarker < key || page.NextKeyMarker == key && page.NextUploadIDMarker == id {
+			return n, trouble(fmt.Errorf("sweeping uploads: the page after upload %q of %q begins with the same again", id, key), "look at the service's log", 0)
+		}
+		key, id = page.NextKeyMarker, page.NextUploadIDMarker
 	}
-	return n, s.answer(ctx, ctx.Err())
 }
