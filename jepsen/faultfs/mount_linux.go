@@ -139,7 +139,7 @@ func Sweep() ([]string, error) {
 			continue
 		}
 		pid, err := strconv.Atoi(strings.TrimPrefix(fields[0], fsName))
-		if err != nil || pid == os.Getpid() || unix.Kill(pid, 0) == nil {
+		if err != nil || pid == os.Getpid() || lives(pid) {
 			continue
 		}
 		dir := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[1])
@@ -151,6 +151,9 @@ func Sweep() ([]string, error) {
 	}
 	return swept, failed
 }
+
+// lives says whether a process exists, also one of another user's.
+func lives(pid int) bool { return !errors.Is(unix.Kill(pid, 0), unix.ESRCH) }
 
 // Inject puts a fault in force and returns its number.
 func (fs *FS) Inject(r Rule) (int, error) { return fs.r.add(r) }

@@ -5,9 +5,11 @@ package faultfs
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -409,5 +411,32 @@ func TestTreeOutlivesTheMount(t *testing.T) {
 	must(t, err)
 	if n := bytes.Count(table, []byte(fs.Mountpoint()+" ")); n != 1 {
 		t.Errorf("%d mounts at one place", n)
+	}
+}
+
+// A sweep by somebody who may not signal the server takes it for alive.
+func TestSweepOfAnotherUser(t *testing.T) {
+	mounted(t, Options{}) // or there are no rights for this test
+	dir := t.TempDir()
+	if err := unix.Mount(fsName+"1", dir, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	done := make(chan string)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its user
+		const nobody = 65534
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+			done <- dir + ": " + errno.Error()
+			return
+		}
+		done <- fmt.Sprint(Sweep())
+	}()
+	if got := <-done; strings.Contains(got, dir) {
+		t.Errorf("the mount of a living server was to be swept: %s", got)
 	}
 }
