@@ -37,6 +37,9 @@ and report.html. After a failure the nodes' data stays too.`,
 			if !cmd.Flags().Changed("seed") {
 				o.Seed = rand.Uint64() >> 32
 			}
+			if err := noZeros(cmd.Flags()); err != nil {
+				return err
+			}
 			if out == "" {
 				out = fmt.Sprintf("jepsen-%d", o.Seed)
 			}
@@ -80,6 +83,18 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.StringVar(&o.NodeBinary, "node-binary", "", "keelstate-node; the one beside this command if it is not given")
 	f.StringVar(&o.CtlBinary, "keelctl", "", "keelctl; the one beside this command if it is not given")
 	return c
+}
+
+// noZeros says which numbers were given as zero, which would be taken for the
+// default.
+func noZeros(f *pflag.FlagSet) error {
+	var bad []error
+	for _, name := range []string{"duration", "episode", "first-episode", "nodes", "shards", "rate", "keys", "batch", "clients", "workers", "limit"} {
+		if v := f.Lookup(name).Value.String(); f.Changed(name) && (v == "0" || v == "0s" || v == "-0") {
+			bad = append(bad, fmt.Errorf("--%s: must be positive", name))
+		}
+	}
+	return usage(errors.Join(bad...))
 }
 
 // besideUs finds the binaries that were not named.

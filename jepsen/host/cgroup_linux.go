@@ -158,17 +158,38 @@ func (g *Group) LimitMemory(bytes int64) error {
 	return g.set("memory", "memory.limit_in_bytes", value, "memory.max", value)
 }
 
+// deviceOf is the number of the device under a directory.
+func deviceOf(dir string) (string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(dir, &st); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d:%d", st.Dev>>8&0xfff, st.Dev&0xff|st.Dev>>12&0xfff00), nil
+}
+
+// Throttles says why LimitDisk cannot work for a directory, or nil: there is
+// nothing to throttle under a file system in memory, for example.
+func Throttles(dir string) error {
+	device, err := deviceOf(dir)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat("/sys/dev/block/" + device); err != nil {
+		return fmt.Errorf("there is no block device under %s", dir)
+	}
+	return nil
+}
+
 // LimitDisk bounds what the group writes to the device under a directory, in
 // bytes per second, 0 for no limit.
 func (g *Group) LimitDisk(dir string, bytesPerSecond int64) error {
-	var st syscall.Stat_t
-	if err := syscall.Stat(dir, &st); err != nil {
+	device, err := deviceOf(dir)
+	if err != nil {
 		return err
 	}
 	g.mu.Lock()
 	g.throttled[dir] = bytesPerSecond > 0
 	g.mu.Unlock()
-	device := fmt.Sprintf("%d:%d", st.Dev>>8&0xfff, st.Dev&0xff|st.Dev>>12&0xfff00)
 	v2 := device + " wbps=max"
 	if bytesPerSecond > 0 {
 		v2 = fmt.Sprintf("%s wbps=%d", device, bytesPerSecond)

@@ -312,3 +312,19 @@ func TestSweep(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Only what lies on a device can be throttled.
+func TestThrottles(t *testing.T) {
+	if err := Throttles("/proc"); err == nil {
+		t.Error("/proc is taken for a disk")
+	}
+	for _, dir := range []string{t.TempDir(), "/", "/dev"} {
+		if Throttles(dir) != nil {
+			continue
+		}
+		f := fleet(t, Options{Nodes: 1, Groups: true}, CapBlkio)
+		must(t, f.Nodes[0].Group.LimitDisk(dir, 1_000_000))
+		must(t, f.Nodes[0].Group.LimitDisk(dir, 0))
+		return
+	}
+}

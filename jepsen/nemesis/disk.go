@@ -33,7 +33,9 @@ func diskFaults(e *Env) []*fault {
 	faulty := on(host.DiskFault)
 	slowLacks := faulty
 	if slowLacks != nil && kind == host.DiskPlain {
-		slowLacks = e.groupLacks(host.CapBlkio)
+		if slowLacks = e.groupLacks(host.CapBlkio); slowLacks == nil {
+			slowLacks = host.Throttles(e.Fleet.Nodes[0].Disk.Dir)
+		}
 	}
 	return []*fault{
 		{name: "slow-disk", kind: KindSlowDisk, inject: e.slowDisk, lacks: slowLacks},
@@ -44,6 +46,7 @@ func diskFaults(e *Env) []*fault {
 		{name: "full-disk-all", kind: KindFullDisk, inject: e.fullDisk(always(e.all)), lacks: on(host.DiskFault, host.DiskExt4, host.DiskTmpfs)},
 		{name: "fsync-error", kind: KindFsyncError, inject: e.fsyncError(always(e.one)), lacks: faulty},
 		{name: "fsync-error-leader", kind: KindFsyncError, inject: e.fsyncError(e.leader), lacks: faulty},
+		{name: "fsync-error-all", kind: KindFsyncError, halts: true, inject: e.fsyncError(always(e.all)), lacks: faulty},
 		{name: "read-error", kind: KindReadError, inject: e.readError, lacks: faulty},
 		{name: "power-loss-one", kind: KindPowerLoss, inject: e.powerLoss(always(e.one)), lacks: faulty},
 		{name: "power-loss-minority", kind: KindPowerLoss, inject: e.powerLoss(always(e.some)), lacks: faulty},
@@ -140,8 +143,9 @@ func (e *Env) fullDisk(choose chooser) func(context.Context, *rand.Rand) (*Injec
 	}
 }
 
-// fsyncError makes fsyncs fail. The node must end by itself; healing reboots it,
-// so that it does not take its page cache for its disk.
+// fsyncError makes fsyncs fail. The nodes must end by themselves; healing reboots
+// them, so that they do not take their page cache for their disk. When all fail at
+// once, what one of them has acknowledged beyond its disk is lost for good.
 func (e *Env) fsyncError(choose chooser) func(context.Context, *rand.Rand) (*Injection, error) {
 	return func(ctx context.Context, rnd *rand.Rand) (*Injection, error) {
 		nodes, err := choose(ctx, rnd)
@@ -152,7 +156,7 @@ func (e *Env) fsyncError(choose chooser) func(context.Context, *rand.Rand) (*Inj
 		if rnd.IntN(2) == 0 {
 			rule.Count, what = 1, "one"
 		}
-		in, err := withRule(nodes, fmt.Sprintf("after %d more fsyncs of %s, %s will fail", rule.Skip, nodes[0].ID, what), rule)
+		in, err := withRule(nodes, fmt.Sprintf("after %d more fsyncs of %s, %s will fail", rule.Skip, list(names(nodes)), what), rule)
 		if err != nil {
 			return nil, err
 		}
@@ -168,14 +172,18 @@ func (e *Env) rebooted(in *Injection, nodes []*host.Node, seed uint64) *Injectio
 		if err := heal(ctx); err != nil || done {
 			return err
 		}
-		outcome := "it had not ended by itself"
-		if code, ended := nodes[0].Ended(); ended {
-			outcome = fmt.Sprintf("it had ended by itself, with code %d", code)
+		var outcomes []string
+		for _, n := range nodes {
+			outcome := n.ID + " had not ended by itself"
+			if code, ended := n.Ended(); ended {
+				outcome = fmt.Sprintf("%s had ended by itself, with code %d", n.ID, code)
+			}
+			outcomes = append(outcomes, outcome)
 		}
 		release := e.holdDown(nodes)
 		_, err := e.Fleet.PowerLoss(nodes, faultfs.DropAll, seed)
 		if done = err == nil; done {
-			in.add(outcome)
+			in.add(strings.Join(outcomes, ", "))
 		}
 		return errors.Join(err, release())
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -286,10 +288,49 @@ func (f *fault) Inject(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 	return in, nil
 }
 
+func allFaults(e *Env) []*fault {
+	return slices.Concat(processFaults(e), networkFaults(e), diskFaults(e), otherFaults(e))
+}
+
+// CheckNames says which of some names and kinds no fault has, here or elsewhere,
+// and lists those that there are.
+func CheckNames(e *Env, names []string) error {
+	var kinds, all, wrong []string
+	for _, f := range allFaults(e) {
+		kinds, all = append(kinds, string(f.kind)), append(all, f.name)
+	}
+	for _, name := range names {
+		if !slices.Contains(kinds, name) && !slices.Contains(all, name) {
+			wrong = append(wrong, strconv.Quote(name))
+		}
+	}
+	if len(wrong) == 0 {
+		return nil
+	}
+	slices.Sort(kinds)
+	return fmt.Errorf("no fault is called %s; the kinds are %s; the names are %s", strings.Join(wrong, " or "),
+		strings.Join(slices.Compact(kinds), ", "), strings.Join(all, ", "))
+}
+
+// Lacks is why no fault of a name or kind can be injected here, nil if one can.
+func Lacks(e *Env, name string) error {
+	var lacks error
+	for _, f := range allFaults(e) {
+		if f.name != name && string(f.kind) != name {
+			continue
+		}
+		if f.lacks == nil {
+			return nil
+		}
+		lacks = f.lacks
+	}
+	return lacks
+}
+
 // Catalogue lists the faults that can be injected into a fleet on this machine,
 // and why the others cannot (NE5).
 func Catalogue(e *Env) (faults []Fault, missing []string) {
-	for _, f := range slices.Concat(processFaults(e), networkFaults(e), diskFaults(e), otherFaults(e)) {
+	for _, f := range allFaults(e) {
 		if f.lacks != nil {
 			missing = append(missing, fmt.Sprintf("%s: %v", f.name, f.lacks))
 			continue

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/host"
 	"github.com/keelstate/keelstate/jepsen/report"
 )
 
@@ -185,13 +186,39 @@ func TestCrashStopsAtFailure(t *testing.T) {
 
 // A mistake that is only found once the fleet is there leaves nothing.
 func TestCrashUnknownFault(t *testing.T) {
-	o := options(t)
-	o.Faults = []string{"nonsense"}
-	if _, err := Run(t.Context(), o); !errors.Is(err, ErrUsage) {
-		t.Fatalf("a fault that does not exist: %v", err)
+	for _, c := range []struct {
+		name, says string
+		change     func(*Options)
+	}{
+		{"to have", `"nonsense"; the kinds are bandwidth, `, func(o *Options) { o.Faults = []string{"kill", "nonsense"} }},
+		{"to leave out", `"nonsense"; the kinds are bandwidth, `, func(o *Options) { o.Without = []string{"nonsense"} }},
+		{"not here", "partition cannot be injected here: the nodes are on loopback", func(o *Options) { o.Net, o.Faults = host.NetLoopback, []string{"partition"} }},
+		{"left out not here", "no fault is left", func(o *Options) {
+			o.Net, o.Without, o.Faults = host.NetLoopback, []string{"partition", "kill"}, []string{"kill"}
+		}},
+	} {
+		o := options(t)
+		c.change(&o)
+		if _, err := Run(t.Context(), o); !errors.Is(err, ErrUsage) || !strings.Contains(err.Error(), c.says) {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: its folder is left: %v", c.name, err)
+		}
+		nothingLeft(t, o.Dir)
 	}
-	if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its folder is left: %v", err)
+}
+
+// Nodes that do not start are not waited for: the run ends and says what they said.
+func TestCrashNodeThatDoesNotStart(t *testing.T) {
+	o := options(t)
+	o.NodeFlags = []string{"--nonsense"}
+	rep, err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "ended by itself with code") || !strings.Contains(err.Error(), "--nonsense") {
+		t.Fatalf("%v", err)
+	}
+	if rep.Verdict != check.Unknown || !strings.Contains(rep.Text, "ended by itself") {
+		t.Errorf("verdict %s: %s", rep.Verdict, rep.Text)
 	}
 	nothingLeft(t, o.Dir)
 }

@@ -5,6 +5,7 @@ package runner
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/report"
 	"github.com/keelstate/keelstate/jepsen/workload"
 )
 
@@ -74,9 +76,13 @@ type Options struct {
 // ErrUsage is a mistake in the options.
 var ErrUsage = errors.New("usage")
 
-func usage(format string, args ...any) error {
-	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrUsage)
-}
+// mistake is an ErrUsage that says what is wrong and nothing else.
+type mistake string
+
+func (m mistake) Error() string        { return string(m) }
+func (m mistake) Is(target error) bool { return target == ErrUsage }
+
+func usage(format string, args ...any) error { return mistake(fmt.Sprintf(format, args...)) }
 
 func (o *Options) ensureDefaults() {
 	def(&o.Duration, 5*time.Minute)
@@ -102,10 +108,15 @@ func (o *Options) ensureDefaults() {
 		o.Note = func(string) {}
 	}
 	if len(o.Workloads) == 0 {
-		for _, w := range workload.All(workload.Config{}) {
-			o.Workloads = append(o.Workloads, w.Name())
-		}
+		o.Workloads = allWorkloads()
 	}
+}
+
+func allWorkloads() (names []string) {
+	for _, w := range workload.All(workload.Config{}) {
+		names = append(names, w.Name())
+	}
+	return names
 }
 
 func def[T comparable](v *T, to T) {
@@ -124,22 +135,33 @@ func (o *Options) validate() error {
 	if o.Duration < 0 || o.Episode < time.Second {
 		bad = append(bad, usage("the duration must not be negative, and an episode takes a second at least"))
 	}
-	if o.Nodes < 1 || o.Nodes > 100 || o.Shards < 1 || o.Shards > 1000 {
-		bad = append(bad, usage("nodes must be 1 to 100, and shards 1 to 1000"))
+	for _, n := range []struct {
+		what          string
+		is, low, high int
+	}{{"nodes", o.Nodes, 1, 100}, {"shards", o.Shards, 1, 1000}, {"keys", o.Keys, 1, 1_000_000}, {"batch", o.Batch, 1, 1000},
+		{"clients", o.Clients, 1, 1000}, {"workers", o.Workers, 1, 10_000}, {"the first episode", o.First, 1, report.MaxEpisodes}} {
+		if n.is < n.low || n.is > n.high {
+			bad = append(bad, usage("%s must be %d to %d, not %d", n.what, n.low, n.high, n.is))
+		}
 	}
-	if o.First < 1 || o.Rate <= 0 || o.Keys < 1 || o.Batch < 1 || o.Batch > 1000 || o.Clients < 1 || o.Workers < 1 || o.CheckLimit < 0 {
-		bad = append(bad, usage("the first episode, the rate, keys, clients and workers must be positive, and a batch is 1 to 1000"))
+	if !(o.Rate > 0) || math.IsInf(o.Rate, 0) { // neither is a number that is none
+		bad = append(bad, usage("the rate must be positive, not %v", o.Rate))
 	}
-	for _, name := range o.Workloads {
+	if o.CheckLimit < 0 {
+		bad = append(bad, usage("the limit of the checkers must be positive, not %v", o.CheckLimit))
+	}
+	for i, name := range o.Workloads {
 		if _, ok := workload.New(name, workload.Config{}); !ok {
-			bad = append(bad, usage("there is no workload %q", name))
+			bad = append(bad, usage("there is no workload %q; there are %s", name, strings.Join(allWorkloads(), ", ")))
+		} else if slices.Contains(o.Workloads[:i], name) {
+			bad = append(bad, usage("the workload %q is given twice", name))
 		}
 	}
 	if !slices.Contains([]host.NetMode{host.NetAuto, host.NetNamespaces, host.NetLoopback}, o.Net) {
-		bad = append(bad, usage("there is no network %q", o.Net))
+		bad = append(bad, usage("there is no network %q; there are auto, namespaces and loopback", o.Net))
 	}
 	if !slices.Contains([]host.DiskKind{host.DiskPlain, host.DiskFault, host.DiskExt4, host.DiskTmpfs}, o.Disk) {
-		bad = append(bad, usage("there is no kind of disk %q", o.Disk))
+		bad = append(bad, usage("there is no kind of disk %q; there are auto, plain, fault, ext4 and tmpfs", o.Disk))
 	}
 	return errors.Join(bad...)
 }

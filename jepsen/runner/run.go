@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -98,8 +99,8 @@ func (r *run) open() error {
 	for _, s := range swept {
 		r.note("removed what a dead harness had left: %s", s)
 	}
-	if err != nil {
-		return fmt.Errorf("removing what dead harnesses left: %w", err)
+	if err != nil { // what is left of others is in nobody's way
+		r.note("not all that dead harnesses left could be removed: %v", err)
 	}
 	nodes := filepath.Join(r.Dir, report.NodesDir)
 	for _, dir := range []string{nodes, filepath.Join(r.Dir, report.EpisodesDir)} {
@@ -148,14 +149,22 @@ func (r *run) chooseFaults() error {
 			r.note("  %s", m)
 		}
 	}
+	if err := nemesis.CheckNames(r.env, slices.Concat(r.Faults, r.Without)); err != nil {
+		return usage("%v", err)
+	}
+	for _, w := range r.Faults {
+		if err := nemesis.Lacks(r.env, w); err != nil {
+			return usage("%s cannot be injected here: %v", w, err)
+		}
+	}
 	chosen, err := nemesis.Select(all, r.Faults)
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, ErrUsage)
+		return usage("%v", err)
 	}
 	for _, w := range r.Without {
 		left, err := nemesis.Select(all, []string{w})
 		if err != nil {
-			r.note("nothing to leave out: %v", err) // it is missing here, or misspelt
+			continue // it is missing here, which was said above
 		}
 		chosen = slices.DeleteFunc(slices.Clone(chosen), func(f nemesis.Fault) bool { return slices.Contains(left, f) })
 	}
@@ -174,10 +183,26 @@ func (r *run) found(ctx context.Context) error {
 	if err := r.fleet.StartAll(); err != nil {
 		return err
 	}
-	if err := r.fleet.Found(ctx, r.Shards); err != nil {
+	founding, stop := context.WithCancelCause(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		until(founding, 50*time.Millisecond, func() bool {
+			ended := firstEnded(r.fleet.Nodes)
+			if ended != nil {
+				stop(ended) // it would be waited for in vain
+			}
+			return ended != nil
+		})
+	})
+	err := r.fleet.Found(founding, r.Shards)
+	if cause := context.Cause(founding); err != nil && cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
+		err = cause
+	}
+	stop(nil)
+	wg.Wait()
+	if err != nil {
 		return err
 	}
-	var err error
 	if r.shards, err = listShards(ctx, r.fleet); err != nil {
 		return err
 	}
@@ -186,6 +211,31 @@ func (r *run) found(ctx context.Context) error {
 		r.report.Product["revision"] = r.Revision
 	}
 	return r.report.Save(r.Dir)
+}
+
+// firstEnded says how a node ended that should run, and what it said last.
+func firstEnded(nodes []*host.Node) error {
+	for _, n := range nodes {
+		if code, ended := n.Ended(); ended {
+			return fmt.Errorf("%s ended by itself with code %d; the end of %s: %s", n.ID, code, n.LogFile, lastLines(n.LogFile, 3))
+		}
+	}
+	return nil
+}
+
+// lastLines are the last lines of a log that say something, as one.
+func lastLines(file string, most int) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for line := range strings.Lines(string(b)) {
+		if line = strings.TrimSpace(line); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines[max(0, len(lines)-most):], "; ")
 }
 
 // product asks keelctl for the versions; what is not known is left out.

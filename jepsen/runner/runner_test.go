@@ -4,6 +4,7 @@ package runner
 
 import (
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -82,6 +83,12 @@ func TestOptions(t *testing.T) {
 		{"rate", func(o *Options) { o.Rate = -1 }},
 		{"keys", func(o *Options) { o.Keys = -1 }},
 		{"batch", func(o *Options) { o.Batch = 1001 }},
+		{"no number", func(o *Options) { o.Rate = math.NaN() }},
+		{"no end", func(o *Options) { o.Rate = math.Inf(1) }},
+		{"clients", func(o *Options) { o.Clients = 1001 }},
+		{"workers", func(o *Options) { o.Workers = 10_001 }},
+		{"limit", func(o *Options) { o.CheckLimit = -1 }},
+		{"workload twice", func(o *Options) { o.Workloads = []string{"list", "register", "list"} }},
 		{"workload", func(o *Options) { o.Workloads = []string{"register", "nonsense"} }},
 		{"net", func(o *Options) { o.Net = "nonsense" }},
 		{"disk", func(o *Options) { o.Disk = "nonsense" }},
@@ -93,6 +100,8 @@ func TestOptions(t *testing.T) {
 		o.ensureDefaults()
 		if err := o.validate(); errors.Is(err, ErrUsage) != (c.bad != nil) {
 			t.Errorf("%s: %v", c.name, err)
+		} else if err != nil && strings.Contains(err.Error(), "usage") {
+			t.Errorf("%s: the error has more than what is wrong: %v", c.name, err)
 		}
 	}
 	o := good()
@@ -198,6 +207,19 @@ func TestAlarms(t *testing.T) {
 	must(t, os.Remove(path))
 	if res := w.judge(); res.Verdict != check.Unknown {
 		t.Errorf("without a log: %+v", res)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "n1.log")
+	if got := lastLines(path, 2); !strings.Contains(got, "n1.log") {
+		t.Errorf("without a log: %q", got)
+	}
+	for text, want := range map[string]string{"": "", "one": "one", "one\n\n two\nthree\n\n": "two; three"} {
+		must(t, os.WriteFile(path, []byte(text), 0o644))
+		if got := lastLines(path, 2); got != want {
+			t.Errorf("%q: %q", text, got)
+		}
 	}
 }
 
