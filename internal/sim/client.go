@@ -83,7 +83,7 @@ func (c *client) call(i int, f func(n *cluster.Node) error) error {
 // pick chooses a node to ask about a shard: mostly the believed leader, now and
 // then any, so that deposed leaders are asked too.
 func (c *client) pick(shard base.GroupID) int {
-	if c.w.chance(0.15) {
+	if c.w.chance(c.w.cfg.Astray) {
 		return c.w.intN(c.w.cfg.Nodes)
 	}
 	return int(c.leaders[shard-1].Load())

@@ -36,6 +36,11 @@ type Config struct {
 	AtOnce int
 	// Look is how often terms and leaders are looked at; 0 is never.
 	Look time.Duration
+	// Astray is the share of requests that go to any node, not to the believed
+	// leader.
+	Astray float64
+	// Schemes multiplies the weight of the faults that are made of several.
+	Schemes int
 	// LateCopies is the share of numbered requests of which a copy is still on its
 	// way when they have been answered, maybe when their session has ended.
 	LateCopies float64
@@ -80,6 +85,7 @@ func draw(kind Kind, seed uint64, simulated time.Duration) Config {
 		c.CheckInterval = pick(time.Second, 5*time.Second)
 		c.MaxHold, c.MaxGap = pick(10*time.Second, time.Minute), pick(time.Minute, 3*time.Minute)
 		c.Round = min(pick(10*time.Minute, 30*time.Minute), simulated)
+		c.Look = time.Second
 	}
 	if c.Nodes == 5 && r.IntN(2) == 0 {
 		c.Replication = 5
@@ -100,7 +106,7 @@ func storm(seed uint64, simulated time.Duration) (Config, *rand.Rand) {
 		Rate:      []float64{0.5, 2, 8}[r.IntN(3)], Workers: 3, LostReplies: []float64{0, 0.01, 0.1}[r.IntN(3)],
 		Round: pick(time.Minute, 3*time.Minute, 10*time.Minute), MaxHold: pick(2*time.Second, 10*time.Second, 40*time.Second),
 		MaxGap: pick(time.Second, 10*time.Second, 40*time.Second), AtOnce: 1 + r.IntN(4),
-		LateCopies: 0.02, LostRequests: 0.005}
+		LateCopies: 0.02, LostRequests: 0.005, Look: 100 * time.Millisecond, Astray: 0.15, Schemes: 1}
 	c.Round = min(c.Round, simulated)
 	return c, r
 }
@@ -122,5 +128,6 @@ func week(seed uint64, simulated time.Duration) Config {
 	c.Rate = []float64{0.005, 0.01, 0.02}[r.IntN(3)]
 	c.MaxHold, c.MaxGap = pick(30*time.Second, 2*time.Minute), pick(5*time.Minute, 15*time.Minute)
 	c.Round = min(pick(time.Hour, 3*time.Hour), simulated)
+	c.Look = 0 // but after each start: a look in a week without events costs more than the week
 	return c
 }

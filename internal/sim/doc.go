@@ -37,8 +37,9 @@
 //	     followed within 30 s by a leader, a write, a read and equal hashes for
 //	     every shard, all nodes are ready in the end, no process ended itself
 //	     without a fault of its disk, and no goroutine is left.
-//	SM5  Where a run looks (Config.Look), no replica's term falls, not even over
-//	     a crash, and no term of a group has two leaders.
+//	SM5  No replica's term falls, not even over a crash, and no term of a group has
+//	     two leaders, as far as looks show it: one before each crash, one after each
+//	     start, and one every Config.Look.
 //	SM6  When the disk of a shard's leader hangs and nothing else is wrong, the
 //	     shard takes a write within Config.serviceLimit.
 //	SM7  A session never forgets a request that its client has not resolved.

@@ -37,29 +37,36 @@ func (w *world) look() {
 	}
 	w.looks.last = time.Now()
 	for i := range w.hosts {
-		n := w.c.Get(i)
-		if n == nil || !w.up(i) {
+		if w.up(i) {
+			w.lookAt(i)
+		}
+	}
+}
+
+// lookAt looks at the replicas of one node.
+func (w *world) lookAt(i int) {
+	n := w.c.Get(i)
+	if n == nil {
+		return
+	}
+	before, err := n.NodeStatus(context.Background())
+	if err != nil {
+		return
+	}
+	after, err := n.NodeStatus(context.Background())
+	if err != nil {
+		return
+	}
+	terms := map[seat]uint64{}
+	for _, g := range after.Groups {
+		terms[seat{g.Group, g.Replica}] = g.Term
+	}
+	for _, g := range before.Groups {
+		// The term is of the same instant as the state if it did not change.
+		if g.State == "stopped" || g.State == "damaged" || terms[seat{g.Group, g.Replica}] != g.Term {
 			continue
 		}
-		before, err := n.NodeStatus(context.Background())
-		if err != nil {
-			continue
-		}
-		after, err := n.NodeStatus(context.Background())
-		if err != nil {
-			continue
-		}
-		terms := map[seat]uint64{}
-		for _, g := range after.Groups {
-			terms[seat{g.Group, g.Replica}] = g.Term
-		}
-		for _, g := range before.Groups {
-			// The term is of the same instant as the state if it did not change.
-			if g.Term == 0 || g.State == "stopped" || g.State == "damaged" || terms[seat{g.Group, g.Replica}] != g.Term {
-				continue
-			}
-			w.looks.saw(w, i, g.Group, g.Replica, g.Term, g.State == "leader")
-		}
+		w.looks.saw(w, i, g.Group, g.Replica, g.Term, g.State == "leader")
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,16 +64,22 @@ func allFaults() []fault {
 		{"slow-disk", 3, (*nemesis).slowDisk}, {"hung-disk", 3, (*nemesis).hungDisk},
 		{"clock-step", 4, (*nemesis).clockStep}, {"clock-drift", 2, (*nemesis).clockDrift}, {"transfer", 5, (*nemesis).transfer},
 		{"snapshot", 3, (*nemesis).snapshot}, {"late-news", 4, (*nemesis).lateNews}, {"hot-seat", 2, (*nemesis).hotSeat},
-		{"log-lost-behind", 1, (*nemesis).lostBehind}, {"hung-leader", 2, (*nemesis).hungLeader},
+		{"log-lost-behind", 1, (*nemesis).lostBehind}, {"hung-leader", 2, (*nemesis).hungLeader}, {"crash-flushed", 2, (*nemesis).crashFlushed},
 	}
 }
+
+// schemes are the faults that are made of several.
+var schemes = []string{"late-news", "hot-seat", "log-lost-behind", "hung-leader", "crash-flushed"}
 
 // step puts some faults in force, holds them and undoes them.
 func (n *nemesis) step() {
 	faults := allFaults()
 	total := 0
-	for _, f := range faults {
-		total += f.weight
+	for k, f := range faults {
+		if slices.Contains(schemes, f.kind) {
+			faults[k].weight *= n.cfg.Schemes
+		}
+		total += faults[k].weight
 	}
 	var undos []func()
 	for range 1 + n.rng.IntN(n.cfg.AtOnce) {

@@ -190,12 +190,12 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	work, wait := w.work(rec)
 	n := newNemesis(w)
 	for time.Since(w.start) < r.Config.Time {
-		for end := time.Now().Add(r.Config.Round); time.Now().Before(end); {
+		for end := time.Now().Add(r.Config.Round); time.Now().Before(end) && len(w.findings) == 0; {
 			n.step()
 		}
 		n.heal()
 		r.Rounds++
-		if !w.alive(r) {
+		if !w.alive(r) || len(w.findings) > 0 { // what has failed need not go on
 			break
 		}
 		n.lost = n.lost && !w.whole()

@@ -116,6 +116,24 @@ func (n *nemesis) lostBehind() (string, func()) {
 	return fmt.Sprintf("%s of %s, with %s behind and the leader %s cut off", name(amnesiac), g, name(behind), name(leader)), undo
 }
 
+// crashFlushed has all stores of a shard flushed, as an operator does who compacts
+// them, and as RocksDB does by itself whenever its memory is full; then it kills
+// one, whose store holds more than its newest snapshot.
+func (n *nemesis) crashFlushed() (string, func()) {
+	at, g := n.shardLeader()
+	if at < 0 {
+		return "", nil
+	}
+	node, who := n.c.Get(at), n.host()
+	said := n.order(5*time.Second, func(ctx context.Context) (string, error) {
+		_, _, err := node.CompactShard(ctx, g)
+		return "compacted", err
+	})
+	n.sleep(n.between(0, 300*time.Millisecond))
+	n.crash(who)
+	return fmt.Sprintf("%s of %s: %s", name(who), g, said), n.revive([]int{who})
+}
+
 // serviceLimit is how long a shard may be without service when the disk of its
 // leader hangs and nothing else is wrong: until the node notices and is silent,
 // and the others have elected.

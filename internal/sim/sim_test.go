@@ -17,7 +17,7 @@ var (
 	hoursFlag = flag.Float64("sim.hours", 0.1, "the simulated hours of each seed")
 	kindFlag  = flag.String("sim.kind", string(Mixed), "what the runs are like: storms, days, mixed (of both) or weeks")
 	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a directory of the system's")
-	lookFlag  = flag.Duration("sim.look", 0, "how often the terms and leaders of all replicas are looked at; 0 is never")
+	lookFlag  = flag.Duration("sim.look", -1, "how often the terms and leaders of all replicas are looked at; 0 is at starts and crashes only, less is as the kind has it")
 	keepFlag  = flag.Bool("sim.keep", false, "keep trace and history of runs that pass, too")
 )
 
@@ -58,7 +58,9 @@ func TestSimulation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg.Look = *lookFlag
+			if *lookFlag >= 0 {
+				cfg.Look = *lookFlag
+			}
 			r := Run(t, cfg, dir)
 			t.Log(r)
 			simulated, wall = simulated+r.Simulated, wall+r.Wall

@@ -15,5 +15,6 @@ func squall(seed uint64, simulated time.Duration) Config {
 	c.Rate, c.LogMaxBytes = []float64{15, 30}[r.IntN(2)], []uint64{32 << 10, 128 << 10}[r.IntN(2)]
 	c.Round, c.MaxHold, c.MaxGap = min(30*time.Second, simulated), pick(time.Second, 3*time.Second), pick(time.Second, 2*time.Second)
 	c.AtOnce, c.LateCopies, c.LostRequests = 1+r.IntN(2), 0.05, 0.02
+	c.Look, c.Astray, c.Schemes = 50*time.Millisecond, 0.4, 4
 	return c
 }

@@ -132,6 +132,7 @@ func (w *world) crash(i int) {
 	if !w.up(i) {
 		return
 	}
+	w.lookAt(i) // what it has promised so far
 	w.c.Net.Crash(name(i))
 	w.hosts[i].life.Add(1)
 	w.hosts[i].disk.end()
@@ -148,6 +149,7 @@ func (w *world) restart(i int) {
 		return
 	}
 	w.hosts[i].life.Add(1)
+	w.lookAt(i) // before anybody has told it a term
 }
 
 // finding notes what went wrong.
