@@ -39,6 +39,10 @@ func (l *load) offsets() []int64 {
 	return at
 }
 
+// maxPackFiles bounds the files of one pack, and so what the registry has to keep
+// of an object.
+const maxPackFiles = 4096
+
 // packing says how files become objects.
 type packing struct {
 	below, target int64
@@ -46,8 +50,9 @@ type packing struct {
 }
 
 // loads puts files into loads: those below a size together, up to the target and
-// at least the target where there is that much. If there were more objects than
-// the bound, files are packed to larger ones, until they are few enough (SN7).
+// at least the target where there is that much, but never more than maxPackFiles.
+// If there were more objects than the bound, files are packed to larger ones,
+// until they are few enough, or all packs are full (SN7).
 func (p packing) loads(files []File) []load {
 	for {
 		out := p.once(files)
@@ -69,14 +74,14 @@ func (p packing) once(files []File) []load {
 		}
 		open.files = append(open.files, f)
 		open.size += f.Size
-		if open.size >= p.target {
+		if open.size >= p.target || len(open.files) == maxPackFiles {
 			packs = append(packs, open)
 			open = load{}
 		}
 	}
 	switch {
 	case len(open.files) == 0:
-	case len(packs) == 0:
+	case len(packs) == 0, len(packs[len(packs)-1].files)+len(open.files) > maxPackFiles:
 		packs = append(packs, open)
 	default: // the rest is too small to stand alone
 		last := &packs[len(packs)-1]

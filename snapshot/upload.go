@@ -59,7 +59,7 @@ type UploadOptions struct {
 	// negative PackBelow packs only where MaxObjects demands it.
 	PackBelow, PackTarget int64
 	// MaxObjects bounds the new objects; larger files are packed too where it
-	// would be exceeded. Default 4096.
+	// would be exceeded, up to 4096 files to one object. Default 4096.
 	MaxObjects int
 	// Parallel bounds the objects uploaded at once. Default 4.
 	Parallel int

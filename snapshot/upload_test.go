@@ -519,7 +519,7 @@ func TestUploadRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-var mostFiles = flag.Int("files", 20_000, "files of TestUploadOfManyFiles; a manifest can have 100,000")
+var mostFiles = flag.Int("files", 10_000, "files of TestUploadOfManyFiles; a manifest can have 100,000")
 
 // Many files become few objects and come back.
 func TestUploadOfManyFiles(t *testing.T) {
@@ -531,7 +531,7 @@ func TestUploadOfManyFiles(t *testing.T) {
 	o := uploadOptions(s, 1, nil)
 	o.PackTarget = 64 * kib
 	u := mustUpload(t, dir, m, o)
-	if len(u.New) > 70 || u.NewFiles != n || u.NewBytes != int64(40*n) {
+	if len(u.New) > n*40/(64*kib)+n/4096+2 || u.NewFiles != n || u.NewBytes != int64(40*n) {
 		t.Errorf("%d objects, %d files, %d bytes", len(u.New), u.NewFiles, u.NewBytes)
 	}
 	key := putCheckpoint(t, s, checkpointOf(1, m, u))
@@ -556,8 +556,21 @@ func TestUploadOfManyFiles(t *testing.T) {
 	// objects.
 	o = uploadOptions(openStore(t), 1, nil)
 	o.PackBelow, o.MaxObjects = -1, 100
-	if u := mustUpload(t, dir, c.whole(), o); len(u.New) > 101 {
+	u = mustUpload(t, dir, c.whole(), o)
+	if len(u.New) > 101 {
 		t.Errorf("%d objects", len(u.New))
+	}
+	for _, o := range u.New {
+		if len(o.Parts) > 4096 {
+			t.Errorf("%s holds %d files", o.Key, len(o.Parts))
+		}
+	}
+	// However few objects are wanted, none holds more files than the registry takes.
+	o = uploadOptions(openStore(t), 1, nil)
+	o.MaxObjects, o.PackTarget = 1, 1<<40
+	u = mustUpload(t, dir, c.whole(), o)
+	if want := (n+4095)/4096 + 1; len(u.New) != want {
+		t.Errorf("%d objects, want %d", len(u.New), want)
 	}
 }
 
