@@ -57,6 +57,49 @@ func TestStoreSourceGivesTheRestOfAFile(t *testing.T) {
 	}
 }
 
+// A pack is read once for all its files, however many want it at once, and of many
+// packs few are kept; the files come back all the same.
+func TestStoreSourceReadsAPackOnce(t *testing.T) {
+	inner, c := openStore(t), many(600, 300)
+	c["large.sst"] = bytes.Repeat([]byte("large"), 10*kib)
+	m := c.whole()
+	u := mustUpload(t, c.write(t), m, uploadOptions(inner, 1, nil))
+	if len(u.New) < 8 {
+		t.Fatalf("%d objects are too few for this test", len(u.New))
+	}
+	for _, parallel := range []int{1, 8} {
+		hook := &calls{}
+		dir := filepath.Join(t.TempDir(), "restored")
+		src := snapshot.StoreSource(fault.Wrap(inner, hook.hook), m)
+		if err := snapshot.Fetch(testCtx(t), src, m, dir, snapshot.FetchOptions{Parallel: parallel}); err != nil {
+			t.Fatal(err)
+		}
+		c.checkDir(t, dir)
+		if hook.n != len(u.New)-1 {
+			t.Errorf("%d requests for %d objects: %v", hook.n, len(u.New)-1, hook.seen)
+		}
+	}
+}
+
+// What was wrong in memory is not given twice: a fetch that fails by a bit that
+// flipped on the way goes well the second time, with the same source.
+func TestStoreSourceDoesNotGiveWrongBytesTwice(t *testing.T) {
+	for _, kind := range []fault.BodyKind{fault.BodyFlip, fault.BodyCut, fault.BodyBroken} {
+		inner, c := openStore(t), many(20, 300)
+		m := stored(t, inner, c)
+		hook := &calls{at: 1, fault: func() fault.Fault { return fault.Fault{Body: fault.Body{Kind: kind, At: 1000}} }}
+		src := snapshot.StoreSource(fault.Wrap(inner, hook.hook), m)
+		dir := filepath.Join(t.TempDir(), "restored")
+		if err := snapshot.Fetch(testCtx(t), src, m, dir, snapshot.FetchOptions{}); err == nil {
+			t.Fatalf("%s was not seen", kind)
+		}
+		if err := snapshot.Fetch(testCtx(t), src, m, dir, snapshot.FetchOptions{}); err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+		c.checkDir(t, dir)
+	}
+}
+
 // A file without a place, or with one that cannot be, is damage of the manifest,
 // and named.
 func TestStoreSourceRefusesFilesWithoutAPlace(t *testing.T) {
