@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -33,7 +35,8 @@ func newDevCommand() *cobra.Command {
 		Use:   "dev",
 		Short: "Run a throw-away single node with a founded cluster, ready at once",
 		Long: `Runs a single node on a temporary directory, founds a cluster of it, and prints
-where it serves once it is ready. Everything is gone when it stops.`,
+where it serves once it is ready. Checkpoints go to a directory beside its data.
+Everything is gone when it stops.`,
 		Example: `  keelstate-node dev
   keelstate-node dev --grpc-addr 127.0.0.1:0 --http-addr 127.0.0.1:0`,
 		Args: noArgs,
@@ -65,7 +68,11 @@ func runDev(ctx context.Context, c *config, spec cluster.FoundSpec, stdout, stde
 		return fmt.Errorf("making a temporary directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	c.nodeID, c.dataDir, c.raftAddr, c.drainTimeout, c.quick = "dev", dir, "127.0.0.1:0", 5*time.Second, true
+	c.nodeID, c.dataDir, c.raftAddr, c.drainTimeout, c.quick = "dev", filepath.Join(dir, "data"), "127.0.0.1:0", 5*time.Second, true
+	store := url.URL{Scheme: "file", Path: filepath.Join(dir, "objects")}
+	if err := setObjectStore(c, store.String()); err != nil {
+		return err
+	}
 	if err := c.validate(); err != nil {
 		return err
 	}

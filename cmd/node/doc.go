@@ -5,8 +5,9 @@
 // It must hold no rules of its own about data, membership or consistency.
 //
 // Order. Start: configuration, listeners (so that a taken port is an error at
-// once), HTTP, engine, node, gossip, gRPC. Stop: not ready, offices handed over,
-// gRPC drained, gossip left, node and engine closed, HTTP closed.
+// once), HTTP, engine, object store (which may be down), node, gossip, gRPC. Stop: not ready, offices handed over,
+// gRPC drained, gossip left, node, object store and
+// engine closed, HTTP closed.
 //
 // Invariants:
 //

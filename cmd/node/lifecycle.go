@@ -24,6 +24,7 @@ import (
 	"github.com/keelstate/keelstate/engine/mem"
 	"github.com/keelstate/keelstate/engine/rocks"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/objectstore"
 )
 
 // process is a running node with everything around it.
@@ -33,6 +34,8 @@ type process struct {
 	registry *prometheus.Registry
 	grpc     net.Listener
 	driver   engine.Driver
+	objects  objectstore.Store // nil: none is configured
+	attempts objectstore.Store // the same without repeats
 	observer *observer
 	node     *cluster.Node
 	gossip   *gossiper
@@ -80,6 +83,9 @@ func start(c *config, log *slog.Logger) (_ *process, err error) {
 		return nil, err
 	}
 	if p.driver, err = newDriver(c); err != nil {
+		return nil, err
+	}
+	if err = p.openObjects(); err != nil {
 		return nil, err
 	}
 	if err = p.startNode(); err != nil {
@@ -167,6 +173,9 @@ func (p *process) startNode() error {
 	if c.gossipAddr != "" {
 		o.Gossip = p.gossip
 	}
+	if p.objects != nil {
+		o.Objects, o.ObjectsURI = p.objects, c.objects.uri
+	}
 	if o.ScrubInterval = c.scrubInterval; c.scrubInterval == 0 {
 		o.ScrubInterval = -1
 	}
@@ -210,6 +219,10 @@ func (p *process) startServer() error {
 	p.server = s
 	p.loops.Add(1)
 	go p.watchReadiness()
+	if p.objects != nil {
+		p.loops.Add(1)
+		go p.watchObjects()
+	}
 	go func() { p.serving <- s.Serve(p.grpc) }()
 	return nil
 }
@@ -300,6 +313,9 @@ func (p *process) shutdown(ctx context.Context, drain bool) error {
 	}
 	if p.node != nil {
 		failed("closing the node", p.node.Close())
+	}
+	if p.objects != nil {
+		failed("closing the object store", p.objects.Close())
 	}
 	if p.driver != nil {
 		failed("closing the storage engine", p.driver.Close())

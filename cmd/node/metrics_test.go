@@ -15,6 +15,7 @@ import (
 	"github.com/keelstate/keelstate/api/server"
 	"github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/engine/mem"
+	"github.com/keelstate/keelstate/objectstore/metered"
 )
 
 // recorder is a registerer that only remembers what is registered.
@@ -99,6 +100,9 @@ func TestMetricsPageIsWhatIsExported(t *testing.T) {
 		}
 	}()
 	if _, err := server.New(server.Node(n), server.Options{Registerer: r}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := metered.NewMetrics(r); err != nil {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer

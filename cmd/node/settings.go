@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -55,6 +56,7 @@ type config struct {
 	drainTimeout                                                 time.Duration
 	scrubInterval                                                time.Duration // 0: off
 	logSize                                                      int64
+	objects                                                      objects
 	// quick shortens what a node that is alone need not wait for.
 	quick bool
 
@@ -96,7 +98,7 @@ func splitAddress(v string) (string, int, error) {
 
 // nodeSettings are the settings of a node, in the order of the help.
 func nodeSettings() []setting {
-	return append([]setting{
+	return slices.Concat([]setting{
 		{name: "node-id", usage: "name of this node, bound to its data directory (required)", set: text(func(c *config) *string { return &c.nodeID })},
 		{name: "data-dir", usage: "directory of this node's own (required)", set: text(func(c *config) *string { return &c.dataDir })},
 		{name: "grpc-addr", def: "127.0.0.1:7401", usage: "listen here for clients", set: address(func(c *config) *string { return &c.grpcAddr }, false)},
@@ -114,7 +116,7 @@ func nodeSettings() []setting {
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
 		{name: "scrub-interval", def: "24h", usage: "how often each replica reads and checks all of its files, at most 16 MiB/s; 0: never by itself", set: setScrubInterval},
 		{name: "log-size", def: "64MiB", usage: "size of a shard's Raft log at which its store is flushed and the log cut; a restart applies at most that again", set: setLogSize},
-	}, commonSettings("rocks", "1GiB", "info")...)
+	}, objectStoreSettings(), commonSettings("rocks", "1GiB", "info"))
 }
 
 // commonSettings are shared with the throw-away node.
@@ -413,7 +415,7 @@ func (c *config) validate() error {
 			return usagef("%s %s listens on all interfaces: say how others reach this node, with --advertise-host or --advertise-%s", a.name, a.listen, a.name)
 		}
 	}
-	return nil
+	return c.validateObjects()
 }
 
 func newConfigCommand(environ []string) *cobra.Command {

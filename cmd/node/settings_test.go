@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/objectstore/s3"
 )
 
 var rewrite = flag.Bool("rewrite", false, "rewrite generated documents")
@@ -100,6 +101,25 @@ func TestBadConfiguration(t *testing.T) {
 		{name: "drain", args: append(ok, "--drain-timeout", "-1s"), want: []string{"--drain-timeout"}},
 		{name: "log size", args: append(ok, "--log-size", "1000KiB"), want: []string{"--log-size", "between 1MiB and 16GiB"}},
 		{name: "log size without a unit", args: append(ok, "--log-size", "64"), want: []string{"--log-size"}},
+		{name: "store without a scheme", args: append(ok, "--object-store", "/var/objects"), want: []string{"--object-store", "file:///var/objects"}},
+		{name: "store of another kind", args: append(ok, "--object-store", "gs://bucket"), want: []string{"--object-store", "s3://", "file:///"}},
+		{name: "store of no kind", args: append(ok, "--object-store", "bucket"), want: []string{"--object-store", "s3://", "file:///"}},
+		{name: "relative file store", args: append(ok, "--object-store", "file://objects/x"), want: []string{"--object-store", "three slashes"}},
+		{name: "file store at the root", args: append(ok, "--object-store", "file:///"), want: []string{"--object-store", "three slashes"}},
+		{name: "store with a query", environ: []string{"KEELSTATE_OBJECT_STORE=s3://bucket/a?region=x"}, args: ok, want: []string{"object-store", "KEELSTATE_OBJECT_STORE", "'?'"}},
+		{name: "bucket's name", args: append(ok, "--object-store", "s3://Bucket_1"), want: []string{"--object-store", "lower-case"}},
+		{name: "no bucket", args: append(ok, "--object-store", "s3:///prefix"), want: []string{"--object-store", "lower-case"}},
+		{name: "prefix", args: append(ok, "--object-store", "s3://bucket/../x"), want: []string{"--object-store", "prefix", "dot"}},
+		{name: "store in the data", args: append(ok, "--object-store", "file://"+ok[3]+"/objects"), want: []string{"object-store", "data-dir"}},
+		{name: "data in the store", args: append(ok, "--object-store", "file://"+filepath.Dir(ok[3])), want: []string{"object-store", "data-dir"}},
+		{name: "endpoint without a store", args: append(ok, "--object-store-endpoint", "http://h:1"), want: []string{"object-store-endpoint", "--object-store s3://"}},
+		{name: "anonymous without a store", args: append(ok, "--object-store-anonymous"), want: []string{"object-store-anonymous"}},
+		{name: "region of a file store", environ: []string{"KEELSTATE_OBJECT_STORE_REGION=r"}, args: append(ok, "--object-store", "file:///objects"), want: []string{"object-store-region", "KEELSTATE_OBJECT_STORE_REGION"}},
+		{name: "endpoint", args: append(ok, "--object-store", "s3://bucket", "--object-store-endpoint", "ftp://h"), want: []string{"--object-store-endpoint", "https://host:port"}},
+		{name: "endpoint with a path", args: append(ok, "--object-store", "s3://bucket", "--object-store-endpoint", "http://h:1/bucket"), want: []string{"--object-store-endpoint", "https://host:port"}},
+		{name: "path style", args: append(ok, "--object-store", "s3://bucket", "--object-store-path-style", "maybe"), want: []string{"--object-store-path-style", "auto"}},
+		{name: "CA file without TLS", args: append(ok, "--object-store", "s3://bucket", "--object-store-endpoint", "http://h:1", "--object-store-ca-file", "x"), want: []string{"object-store-ca-file", "https://"}},
+		{name: "CA file that is not there", args: append(ok, "--object-store", "s3://bucket", "--object-store-ca-file", "/nonexistent/ca.pem", "--grpc-addr", "127.0.0.1:0", "--http-addr", "", "--engine", "mem"), want: []string{"object-store", "CA file", "/nonexistent/ca.pem"}},
 		{name: "fault injection", args: append(ok, "--fault-injection=maybe"), want: []string{"fault-injection"}},
 		{name: "failpoints", environ: []string{"KEELSTATE_FAILPOINTS=no.such=crash"}, args: ok, want: []string{"KEELSTATE_FAILPOINTS", "failpoint"}},
 		{name: "pprof", environ: []string{"KEELSTATE_PPROF=maybe"}, args: ok, want: []string{"pprof", "KEELSTATE_PPROF"}},
@@ -122,6 +142,59 @@ func TestBadConfiguration(t *testing.T) {
 			if !strings.Contains(stderr, w) {
 				t.Errorf("%s: %q does not say %q", c.name, stderr, w)
 			}
+		}
+	}
+}
+
+// A secret that was put where none belongs is refused, and not repeated.
+func TestNoSecretsInTheStoresName(t *testing.T) {
+	ok := []string{"--node-id", "n1", "--data-dir", filepath.Join(t.TempDir(), "never")}
+	for _, args := range [][]string{
+		{"--object-store", "s3://key:verysecret@bucket/prefix"},
+		{"--object-store", "s3://key:very%ZZsecret@bucket/prefix"},
+		{"--object-store", "s3://bucket", "--object-store-endpoint", "https://key:verysecret@host"},
+	} {
+		for _, command := range [][]string{nil, {"config", "explain"}} {
+			code, stdout, stderr := here(nil, append(append(command, ok...), args...)...)
+			if code != exitUsage || strings.Contains(stdout+stderr, "secret@") || strings.Contains(stdout+stderr, "verysecret") || !strings.Contains(stderr, "credentials") {
+				t.Errorf("%v %v: code %d: %s%s", command, args, code, stdout, stderr)
+			}
+		}
+	}
+}
+
+func TestStores(t *testing.T) {
+	for uri, want := range map[string][3]string{
+		"":                         {},
+		"file:///var/objects":      {"/var/objects"},
+		"file:///var//objects/":    {"/var/objects"},
+		"file:///var/with%20space": {"/var/with space"},
+		"s3://bucket":              {"", "bucket"},
+		"s3://bucket/":             {"", "bucket"},
+		"s3://my.bucket-1/a/b/":    {"", "my.bucket-1", "a/b"},
+	} {
+		c, err := load(t, nil, "--node-id", "n1", "--data-dir", "d", "--object-store", uri)
+		if err != nil {
+			t.Errorf("%s: %v", uri, err)
+			continue
+		}
+		if got := [3]string{c.objects.dir, c.objects.s3.Bucket, c.objects.s3.Prefix}; got != want || c.objects.uri != uri {
+			t.Errorf("%s: %v, want %v", uri, got, want)
+		}
+	}
+	for endpoint, want := range map[string]s3.Options{
+		"":                 {},
+		"h":                {Endpoint: "h"},
+		"https://h:9000/":  {Endpoint: "h:9000"},
+		"http://[::1]:900": {Endpoint: "[::1]:900", Insecure: true},
+	} {
+		c, err := load(t, []string{"KEELSTATE_OBJECT_STORE_ENDPOINT=" + endpoint}, "--node-id", "n1", "--data-dir", "d", "--object-store", "s3://bucket")
+		if err != nil || c.validate() != nil {
+			t.Errorf("%s: %v", endpoint, err)
+			continue
+		}
+		if c.objects.s3.Endpoint != want.Endpoint || c.objects.s3.Insecure != want.Insecure {
+			t.Errorf("%s: %+v", endpoint, c.objects.s3)
 		}
 	}
 }
@@ -190,6 +263,11 @@ const docsTail = `
 **Addresses.** A node that listens on all interfaces must say how others reach it, by
 ` + "`advertise-host`" + ` or one ` + "`advertise-...`" + ` per address. Nothing is encrypted yet: keep the
 listening addresses on a private network.
+
+**Object store.** Checkpoints need one; without it they are refused, and nothing else changes. All nodes must have the same one:
+a ` + "`file://`" + ` store on each node's own disk is none, for no node finds what another stored. A node starts and serves
+its state whether the store is there or not; it tries the store at its start (an object below ` + "`keelstate-probe/`" + `) and
+logs a warning, with what to do, until it works. Credentials are never settings: object-store.md says where they come from.
 
 **Memory.** With engine rocks, half of ` + "`memory`" + ` is RocksDB's (block cache and write buffers) and
 the other half is the soft limit of the Go heap; with engine mem, all of it is the soft limit.

@@ -3,6 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -382,5 +383,25 @@ func TestWhereCredentialsComeFrom(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", s3server.SecretKey)
 	if err := use(); err != nil {
 		t.Errorf("the environment wins: %v", err)
+	}
+}
+
+// With TLS, a service is believed if the authorities of the options have signed
+// its certificate.
+func TestAuthorities(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, page(false, "", "a")) }))
+	defer server.Close()
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	must(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
+	o := Options{Endpoint: strings.TrimPrefix(server.URL, "https://"), Bucket: "bucket", Region: "us-east-1", AccessKey: "k", SecretKey: "s"}
+	for _, err := range open(t, o).List(context.Background(), "", "") {
+		if !errors.Is(err, base.ErrObjectStore) || !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("an unknown authority: %v", err)
+		}
+	}
+	o.CAFile = ca
+	if got := keys(t, open(t, o)); len(got) != 1 {
+		t.Errorf("listed %v", got)
 	}
 }

@@ -102,9 +102,17 @@ func CheckBucket(name string) error {
 	return nil
 }
 
-func (o *Options) validate() error {
-	if !endpointPattern.MatchString(o.Endpoint) {
+// CheckEndpoint says why an endpoint cannot be, with base.ErrInvalid.
+func CheckEndpoint(endpoint string) error {
+	if !endpointPattern.MatchString(endpoint) {
 		return base.Invalid("endpoint", "host or host:port, without a scheme or a path")
+	}
+	return nil
+}
+
+func (o *Options) validate() error {
+	if err := CheckEndpoint(o.Endpoint); err != nil {
+		return err
 	}
 	if err := CheckBucket(o.Bucket); err != nil {
 		return err
