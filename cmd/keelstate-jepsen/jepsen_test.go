@@ -38,11 +38,20 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func folder(t *testing.T, lost int64, other check.Verdict) string {
 	t.Helper()
 	dir := t.TempDir()
-	e := report.Episode{Number: 1, Style: "mixed", History: "history.jsonl", OK: 3, Results: []check.Result{{Name: "liveness", Verdict: other, Text: "as it was"}}}
+	e := report.Episode{Number: 1, Seed: 4, Style: "mixed", History: "history.jsonl", OK: 3, Results: []check.Result{{Name: "liveness", Verdict: other, Text: "as it was"}}}
+	for _, name := range report.Looked {
+		if name != "liveness" {
+			e.Results = append(e.Results, check.Result{Name: name, Verdict: check.Pass})
+		}
+	}
+	timeline, err := os.Create(filepath.Join(dir, report.TimelineFile))
+	must(t, err)
+	report.NewWriter(timeline, report.TimelineMagic).Write(report.Event{Type: report.EventPhase, Episode: 1, Text: "episode 1: " + report.LastPhase})
+	must(t, timeline.Close())
 	f, err := os.Create(filepath.Join(dir, e.History))
 	must(t, err)
 	now := int64(0)
-	rec, err := history.NewRecorder(f, history.Header{}, history.Options{Clock: func() int64 { now++; return now }})
+	rec, err := history.NewRecorder(f, history.Header{Seed: 4}, history.Options{Clock: func() int64 { now++; return now }})
 	must(t, err)
 	do := func(name string, arg, result []int64) {
 		c := rec.Invoke(history.Op{Process: 1, Workload: "counter", F: name, Key: "k", Arg: arg})
@@ -98,6 +107,59 @@ func TestCheckKeepsWhatDidNothing(t *testing.T) {
 	}
 }
 
+// What is not there, is damaged, or is not the run's own is named and never passes;
+// a failure that was seen stays one.
+func TestCheckOfASpoiltFolder(t *testing.T) {
+	changed := func(change func(r *report.Run, e *report.Episode)) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			r, err := report.LoadRun(dir)
+			must(t, err)
+			change(r, &r.Episodes[0])
+			must(t, r.Save(dir))
+		}
+	}
+	cut := func(file string, keep func(b []byte) []byte) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			b, err := os.ReadFile(filepath.Join(dir, file))
+			must(t, err)
+			must(t, os.WriteFile(filepath.Join(dir, file), keep(b), 0o644))
+		}
+	}
+	lines := func(n int) func(b []byte) []byte {
+		return func(b []byte) []byte { return bytes.Join(bytes.SplitAfter(b, []byte("\n"))[:n], nil) }
+	}
+	flip := func(b []byte) []byte { b[len(b)/2] ^= 1; return b }
+	remove := func(file string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) { must(t, os.Remove(filepath.Join(dir, file))) }
+	}
+	for _, c := range []struct {
+		name, says string
+		spoil      func(t *testing.T, dir string)
+	}{
+		{"no history", "history.jsonl: not found", remove("history.jsonl")},
+		{"damaged history", "history.jsonl: reading line", cut("history.jsonl", flip)},
+		{"history that ends early", "it ends early", cut("history.jsonl", lines(7))},
+		{"another episode's history", "its seed is 4, not 5", changed(func(_ *report.Run, e *report.Episode) { e.Seed = 5 })},
+		{"operations are missing", "has 3 operations that are ok", changed(func(_ *report.Run, e *report.Episode) { e.OK = 4 })},
+		{"outcomes differ", "0 failed", changed(func(_ *report.Run, e *report.Episode) { e.Failed = 1 })},
+		{"a workload is missing", "it did nothing", changed(func(r *report.Run, _ *report.Episode) { r.Options = map[string]string{"workloads": "counter,bank"} })},
+		{"a result is missing", "run.json does not say", changed(func(_ *report.Run, e *report.Episode) { e.Results = e.Results[:2] })},
+		{"no timeline", "timeline.jsonl does not have all", remove(report.TimelineFile)},
+		{"timeline that ends early", "timeline.jsonl does not have all", cut(report.TimelineFile, lines(1))},
+		{"damaged timeline", "keelstate-jepsen-timeline", cut(report.TimelineFile, flip)},
+		{"the run did not end", "did not come to its end", changed(func(r *report.Run, _ *report.Episode) { r.Done = false })},
+	} {
+		for live, want := range map[check.Verdict]int{check.Pass: exitUndecided, check.Fail: exitVerdictFail} {
+			dir := folder(t, 0, live)
+			c.spoil(t, dir)
+			code, out, prose := command(t, "check", dir)
+			if code != want || (live == check.Pass && !strings.Contains(out+prose, c.says)) {
+				t.Errorf("%s: code %d, want %d:\n%s%s", c.name, code, want, out, prose)
+			}
+		}
+	}
+}
+
 func TestCheckLeavesTheFolderAlone(t *testing.T) {
 	dir := folder(t, 7, check.Pass)
 	before, err := os.ReadFile(filepath.Join(dir, report.RunFile))
@@ -150,6 +212,8 @@ func TestErrors(t *testing.T) {
 		{[]string{"run", "--node-binary", filepath.Join(full, "none")}, exitUsage, "usage"},
 		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", full}, exitUsage, "usage"},
 		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--workloads", "nonsense"}, exitUsage, "usage"},
+		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--keys", "0"}, exitUsage, "usage"},
+		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--duration", "0s"}, exitUsage, "usage"},
 		{[]string{"report", folder(t, 0, check.Pass), "--columns", "nonsense"}, exitUsage, "usage"},
 		{[]string{"check", folder(t, 5, check.Pass), "--columns", "nonsense"}, exitUsage, "usage"},
 		{[]string{"run", "--node-binary", binary, "--keelctl", binary, "--out", filepath.Join(full, "out"), "--columns", "nonsense"}, exitUsage, "usage"},

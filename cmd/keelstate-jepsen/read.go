@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/keelstate/keelstate/internal/cliout"
 	"github.com/keelstate/keelstate/jepsen/check"
+	"github.com/keelstate/keelstate/jepsen/history"
 	"github.com/keelstate/keelstate/jepsen/report"
 )
 
@@ -76,32 +79,91 @@ Nothing in the folder is changed.`,
 
 // again replaces the results of the checkers.
 func again(cmd *cobra.Command, run *report.Run, dir string, limit time.Duration) error {
+	whole := wholeEpisodes(dir)
 	for i := range run.Episodes {
 		e := &run.Episodes[i]
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}
-		h, err := report.LoadHistory(dir, e)
-		if err != nil {
-			return err
+		if text := whole(e.Number); text != "" {
+			e.Results = append(e.Results, check.Result{Name: "timeline", Verdict: check.Unknown, Text: text})
 		}
-		var workloads []string
+		h, err := report.LoadHistory(dir, e)
+		if err != nil { // what the run said of it stays, but is no pass
+			e.Results = append(e.Results, check.Result{Name: "history", Verdict: check.Unknown, Text: err.Error()})
+			e.Judge()
+			continue
+		}
+		wanted := run.Workloads()
 		var others []check.Result
 		for _, old := range e.Results {
 			if _, checked := check.For(old.Name); checked {
-				workloads = append(workloads, old.Name)
+				wanted = append(wanted, old.Name)
 			} else {
 				others = append(others, old)
 			}
 		}
-		results := check.Judge(h, check.Options{Limit: limit}, workloads...)
-		if !h.Complete {
-			results = append(results, check.Result{Name: "history", Verdict: check.Unknown, Text: "it ends early"})
+		results := check.Judge(h, check.Options{Limit: limit}, wanted...)
+		if text := notTheirs(e, h); text != "" {
+			results = append(results, check.Result{Name: "history", Verdict: check.Unknown, Text: text})
+		}
+		for _, name := range report.Looked {
+			if !slices.ContainsFunc(others, func(r check.Result) bool { return r.Name == name }) {
+				others = append(others, check.Result{Name: name, Verdict: check.Unknown, Text: report.RunFile + " does not say"})
+			}
 		}
 		e.Results = append(results, others...)
 		e.Judge()
 	}
 	return nil
+}
+
+// notTheirs says why a history is not, or not all of, what the run recorded in
+// an episode.
+func notTheirs(e *report.Episode, h *history.History) string {
+	ok, failed, unknown := 0, 0, 0
+	for i := range h.Ops {
+		switch h.Ops[i].Outcome {
+		case history.OK:
+			ok++
+		case history.Fail:
+			failed++
+		default:
+			unknown++
+		}
+	}
+	switch {
+	case !h.Complete:
+		return "it ends early"
+	case h.Header.Seed != int64(e.Seed):
+		return fmt.Sprintf("%s is that of another episode: its seed is %d, not %d (%s)", e.History, h.Header.Seed, e.Seed, h.Header.Note)
+	case ok != e.OK || failed != e.Failed || unknown != e.Unknown:
+		return fmt.Sprintf("%s has %d operations that are ok, %d failed and %d unknown; the run recorded %d, %d and %d", e.History,
+			ok, failed, unknown, e.OK, e.Failed, e.Unknown)
+	default:
+		return ""
+	}
+}
+
+// wholeEpisodes reads the timeline of a folder; the function that it returns says
+// why there is nothing, or not all, of an episode in it.
+func wholeEpisodes(dir string) func(episode int) string {
+	events, err := report.LoadEvents(dir)
+	if err != nil {
+		return func(int) string { return err.Error() }
+	}
+	judged := map[int]bool{}
+	for _, v := range events {
+		if v.Type == report.EventPhase && strings.HasSuffix(v.Text, ": "+report.LastPhase) {
+			judged[v.Episode] = true
+		}
+	}
+	return func(episode int) string {
+		if !judged[episode] {
+			return report.TimelineFile + " does not have all of the episode"
+		}
+		return ""
+	}
 }
 
 func (a *app) reportCommand() *cobra.Command {

@@ -28,7 +28,7 @@ func LoadSamples(dir string) ([]Sample, error) {
 func LoadHistory(dir string, e *Episode) (*history.History, error) {
 	f, err := os.Open(filepath.Join(dir, e.History))
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("the history of episode %d: %w", e.Number, base.ErrNotFound)
+		return nil, fmt.Errorf("the history of episode %d, %s: %w", e.Number, e.History, base.ErrNotFound)
 	}
 	if err != nil {
 		return nil, err
@@ -38,14 +38,14 @@ func LoadHistory(dir string, e *Episode) (*history.History, error) {
 	if strings.HasSuffix(e.History, ".gz") {
 		z, err := gzip.NewReader(f)
 		if err != nil {
-			return nil, fmt.Errorf("the history of episode %d: %w", e.Number, corrupt("%v", err))
+			return nil, fmt.Errorf("the history of episode %d, %s: %w", e.Number, e.History, corrupt("%v", err))
 		}
 		defer z.Close()
 		r = packed{z}
 	}
 	h, err := history.Read(r, history.ReadOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("the history of episode %d: %w", e.Number, err)
+		return nil, fmt.Errorf("the history of episode %d, %s: %w", e.Number, e.History, err)
 	}
 	return h, nil
 }

@@ -37,6 +37,9 @@ const (
 	EventPhase   = "phase"   // the episode went on to the phase in Text
 )
 
+// LastPhase is the end of the text of an episode's last phase.
+const LastPhase = "verdict"
+
 // Event is a line of the timeline.
 type Event struct {
 	Type    string `json:"type"`

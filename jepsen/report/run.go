@@ -43,6 +43,10 @@ const (
 	NodesDir     = "nodes"
 )
 
+// Looked are the results of an episode that no checker of histories makes: what
+// only the run could see. Every episode has them.
+var Looked = []string{"hashes", "liveness", "final reads", "deaths", "logs"}
+
 // Run is what was run, and what came of it.
 type Run struct {
 	Seed uint64 `json:"seed"`
@@ -135,6 +139,14 @@ func (r *Run) Judge() {
 	if r.Text == "" {
 		r.Text = "the run did not come to its end"
 	}
+}
+
+// Workloads are the names of those that the run was asked for.
+func (r *Run) Workloads() []string {
+	if r.Options["workloads"] == "" {
+		return nil
+	}
+	return strings.Split(r.Options["workloads"], ",")
 }
 
 // Totals are sums over episodes.

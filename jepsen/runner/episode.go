@@ -94,7 +94,7 @@ func (e *episode) work(ctx context.Context) error {
 	e.phase("final reads")
 	e.final(ctx)
 	e.EndNs = e.now()
-	e.phase("verdict")
+	e.phase(report.LastPhase)
 	return nil
 }
 
