@@ -428,8 +428,10 @@ func CompleteTxn(v *View, nowMs, number uint64, sum [32]byte, size int64, retain
 }
 
 // FailCheckpointTxn ends a running checkpoint for a reason. What it has stored and
-// registered is planned for deletion, as in CompleteTxn; what it has stored and not
-// registered are orphans (PlanOrphansTxn). It is empty if the checkpoint has failed
+// registered is planned for deletion by PlanDeletionsTxn, from a view that shows it
+// failed and so shows all of that: shards may report beside this transaction. What
+// it has stored and not registered are orphans (PlanOrphansTxn). What others left
+// is planned now, as in CompleteTxn. It is empty if the checkpoint has failed
 // already; base.ErrConflict if it does not run.
 func FailCheckpointTxn(v *View, nowMs, number uint64, reason string) (broadcast.Txn, error) {
 	c := v.Checkpoint(number)
@@ -445,6 +447,7 @@ func FailCheckpointTxn(v *View, nowMs, number uint64, reason string) (broadcast.
 	p := newPlanning(v, nowMs)
 	next := *c
 	next.Phase, next.EndedMs, next.Garbage = CheckpointFailed, max(nowMs, c.UpdatedMs), true
+	p.later = number
 	next.UpdatedMs, next.Error = next.EndedMs, string(bytes.ToValidUTF8([]byte(strings.TrimSpace(reason)), []byte("?")))
 	p.change(&next)
 	return p.done()

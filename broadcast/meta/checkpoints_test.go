@@ -70,6 +70,7 @@ func (w *world) fail() {
 	w.t.Helper()
 	c := w.start()
 	w.do(FailCheckpointTxn(w.view(), 1, c.Number, "test"))
+	w.do(PlanDeletionsTxn(w.view(), 1))
 }
 
 // reported is a report with a manifest, which the object is.
@@ -358,6 +359,11 @@ func TestFailurePlansWhatWasRegistered(t *testing.T) {
 	w.do(MetadataPhaseTxn(w.view(), 1, c2.Number))
 	w.do(FailCheckpointTxn(w.view(), 1, c2.Number, strings.Repeat("ü", MaxCheckpointErrorBytes)))
 	v := w.view()
+	if f := v.Checkpoint(2); !f.Garbage || !v.DeletionsPending() || len(v.Plans()) != 0 {
+		t.Errorf("%+v, planned %v", f, planned(v))
+	}
+	w.do(PlanDeletionsTxn(v, 1))
+	v = w.view()
 	if f := v.Checkpoint(2); f.Phase != CheckpointFailed || f.Garbage || !f.MetadataPlanned || len(f.Error) > MaxCheckpointErrorBytes+2 {
 		t.Errorf("%+v", f)
 	}
@@ -371,6 +377,20 @@ func TestFailurePlansWhatWasRegistered(t *testing.T) {
 	wantField(t, "completing a failed one", err, base.ErrConflict, "checkpoint")
 	_, err = FailCheckpointTxn(v, 1, 1, "x")
 	wantField(t, "failing a completed one", err, base.ErrConflict, "checkpoint")
+}
+
+// A shard may report beside the failure, by a newer view than that of the failure:
+// what it registers is not forgotten. Found by the simulation (internal/sim/steps).
+func TestFailureBesideAReport(t *testing.T) {
+	w := founded(t)
+	c := w.start()
+	txn, err := FailCheckpointTxn(w.view(), 1, c.Number, "test")
+	w.upload(c, nil, nil)
+	w.do(txn, err)
+	w.do(PlanDeletionsTxn(w.view(), 1))
+	if v := w.view(); v.ObjectCount() != 0 || len(planned(v)) != 9 {
+		t.Errorf("%d objects, planned %v", v.ObjectCount(), planned(v))
+	}
 }
 
 // Failed ones are kept to be shown, not for ever.
@@ -530,6 +550,7 @@ func TestFindContent(t *testing.T) {
 		t.Errorf("the only part is written: %+v", o)
 	}
 	w.do(FailCheckpointTxn(v, 1, c.Number, "test"))
+	w.do(PlanDeletionsTxn(w.view(), 1))
 	if _, ok := w.view().FindContent(sumOf("abc"), 3); ok || w.view().contents.Len() != 0 {
 		t.Error("content of a planned object is found")
 	}

@@ -33,6 +33,9 @@ type planning struct {
 	taken map[uint64]bool
 	left  int
 	plans []DeletePlan
+	// later is a checkpoint whose objects are not planned yet: what the view shows
+	// of them may not be all.
+	later uint64
 }
 
 func newPlanning(v *View, nowMs uint64) *planning {
@@ -97,7 +100,7 @@ func (p *planning) writePlans() {
 // as far as one transaction can hold it.
 func (p *planning) planDoomed() {
 	for _, c := range slices.Clone(p.heads) {
-		if c.doomed() && p.left > 0 {
+		if c.doomed() && c.Number != p.later && p.left > 0 {
 			p.planOne(c)
 		}
 	}

@@ -1,10 +1,15 @@
 // Package steps simulates the parts of the product that are step functions,
 // under one event loop: the metadata (broadcast and broadcast/meta), the session
-// windows of a shard (raftfsm) and the placement of shards (keygroup). Messages
-// are late, lost and doubled, replicas apply the same log at different times and
-// restart, clients give up; every choice follows from the seed.
+// windows of a shard (raftfsm) and the placement of shards (keygroup); and, in a
+// world of its own (RunCheckpoints), the coordinator of checkpoints
+// (cluster/checkpoint) with the registry of objects (broadcast/meta) and the
+// collection of garbage (snapshot). Messages are late, lost and doubled, replicas
+// apply the same log at different times and restart, clients give up, coordinators
+// are deposed and do not notice, uploaders die, are slow, go on after the end and
+// report twice, the object store fails before and after it did what it was asked;
+// every choice follows from the seed.
 //
-// It must not know: package cluster, Raft, goroutines, the clock of the machine.
+// It must not know: package cluster itself, Raft, goroutines, the clock of the machine.
 //
 // Concurrency: none. One goroutine runs one Loop.
 //
@@ -20,4 +25,12 @@
 //	     ended never lives again; revision and clock never go back.
 //	SS5  A placement depends on the set of its inputs, not on their order, and
 //	     is balanced.
+//	SS6  What the registry holds is in the object store, and so is everything that
+//	     a completed checkpoint names, with its bytes; that is also in the registry.
+//	SS7  Numbers of checkpoints grow, attempts are given once; a planned key never
+//	     gets into the registry; nothing leaves the registry while a checkpoint
+//	     runs, and nothing is in it that no checkpoint uses.
+//	SS8  Objects that are not the cluster's own stay as they are.
+//	SS9  At rest, the store holds what is retained and what is foreign, nothing
+//	     else.
 package steps
