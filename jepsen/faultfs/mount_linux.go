@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -64,11 +65,16 @@ func Mount(opts Options) (*FS, error) {
 	}
 	fs := &FS{opts: opts, d: d, r: newRules(), served: make(chan struct{})}
 	fs.raw = newRaw(d, fs.r)
+	// The library leaves its descriptor to the processes that are started here: one
+	// that uses the mount would keep alive what it waits for once this one is dead.
+	syscall.ForkLock.RLock()
 	fs.server, err = fuse.NewServer(fs.raw, opts.Mountpoint, &fuse.MountOptions{
 		FsName: fsName + strconv.Itoa(os.Getpid()), Name: "keelstate", DirectMountStrict: true, AllowOther: true,
 		MaxWrite: 1 << 20, DisableXAttrs: true, DisableReadDirPlus: true, ExtraCapabilities: fuse.CAP_DIRECT_IO_ALLOW_MMAP,
 		Logger: log.New(io.Discard, "", 0),
 	})
+	keepDescriptors()
+	syscall.ForkLock.RUnlock()
 	if err != nil {
 		d.closeObjects()
 		return nil, fmt.Errorf("mounting %s: %w", opts.Mountpoint, err)
@@ -81,6 +87,18 @@ func Mount(opts Options) (*FS, error) {
 		return nil, errors.Join(err, fs.Close())
 	}
 	return fs, nil
+}
+
+// keepDescriptors makes those of FUSE stay in this process when it starts others.
+func keepDescriptors() {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && to == "/dev/fuse" {
+			if fd, err := strconv.Atoi(e.Name()); err == nil {
+				unix.CloseOnExec(fd)
+			}
+		}
+	}
 }
 
 // Mountpoint is where the file system is.
@@ -143,8 +161,8 @@ func Sweep() ([]string, error) {
 			continue
 		}
 		dir := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(fields[1])
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("unmounting %s: %w", dir, err))
+		if err := unmount(dir); err != nil { // by force: somebody may hang on it
+			failed = errors.Join(failed, err)
 			continue
 		}
 		swept = append(swept, dir)

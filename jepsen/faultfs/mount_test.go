@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -411,6 +412,17 @@ func TestTreeOutlivesTheMount(t *testing.T) {
 	must(t, err)
 	if n := bytes.Count(table, []byte(fs.Mountpoint()+" ")); n != 1 {
 		t.Errorf("%d mounts at one place", n)
+	}
+}
+
+// A process that is started while something is mounted does not get the
+// descriptor of the mount: it could not die with the server.
+func TestDescriptorsStayHere(t *testing.T) {
+	mounted(t, Options{})
+	out, err := exec.Command("ls", "-l", "/proc/self/fd").CombinedOutput()
+	must(t, err)
+	if strings.Contains(string(out), "/dev/fuse") {
+		t.Errorf("a child has\n%s", out)
 	}
 }
 
