@@ -315,15 +315,15 @@ func TestCompletionRetires(t *testing.T) {
 	w.complete(c3, 2)
 	v := w.view()
 	// Checkpoint 1 is gone. "shared" was stored by all four shards; the second
-	// checkpoint uses the first of these objects.
+	// checkpoint uses the newest of these objects.
 	kept, _ := v.FindContent(sumOf("shared"), 6)
-	if v.Checkpoint(1) != nil || v.CheckpointShards(1) != nil || kept.Object != key("shared", 1) {
+	if v.Checkpoint(1) != nil || v.CheckpointShards(1) != nil || kept.Object != key("shared", 4) {
 		t.Errorf("checkpoint 1: %+v, shared in %+v", v.Checkpoint(1), kept)
 	}
 	want := []string{metadataKey("c1", 1)}
 	for i := range uint64(4) {
 		want = append(want, key(fmt.Sprintf("manifest 1 %d", i+1), i+1), key(fmt.Sprintf("file 1 %d", i+1), i+1))
-		if i > 0 {
+		if i < 3 {
 			want = append(want, key("shared", i+1))
 		}
 	}
@@ -539,7 +539,7 @@ func TestFindContent(t *testing.T) {
 		size  int64
 		place Place
 	}{
-		{"abc", 3, Place{pack.Key, 0, 3}}, {"defg", 4, Place{pack.Key, 6, 4}}, {"whole", 5, Place{single.Key, 0, 5}},
+		{"abc", 3, Place{pack.Key, 3, 3}}, {"defg", 4, Place{pack.Key, 6, 4}}, {"whole", 5, Place{single.Key, 0, 5}},
 		{"abc", 4, Place{}}, {"pack", 10, Place{}}, {"whole", 4, Place{}}, {"other", 5, Place{}}, {"whole", -1, Place{}},
 	} {
 		if got, ok := v.FindContent(sumOf(want.text), want.size); got != want.place || ok != (want.place != Place{}) {

@@ -1,6 +1,7 @@
 package meta
 
 import (
+	"math"
 	"slices"
 	"strings"
 
@@ -110,18 +111,19 @@ func (v *View) ScanObjects(fn func(*Object) bool) {
 	v.objects.Scan(func(_ uint64, o *Object) bool { return fn(o) })
 }
 
-// FindContent says where content with this SHA-256 and size lies. While a
-// checkpoint runs nothing leaves the registry (ME7), so what is found in a view
-// that shows it running stays until it ends.
+// FindContent says where content with this SHA-256 and size lies; of several
+// objects it is the newest, for an older one may have been found damaged or lost.
+// While a checkpoint runs nothing leaves the registry (ME7), so what is found in a
+// view that shows it running stays until it ends.
 func (v *View) FindContent(sum [32]byte, size int64) (Place, bool) {
 	if size < 0 {
 		return Place{}, false
 	}
-	from := contentKey(sum, size)
+	prefix := contentKey(sum, size)
 	var place Place
 	found := false
-	v.contents.Ascend(from, func(key string, c content) bool {
-		if found = strings.HasPrefix(key, from); found {
+	v.contents.Descend(contentKey(sum, size, math.MaxUint64, math.MaxUint64), func(key string, c content) bool {
+		if found = strings.HasPrefix(key, prefix); found {
 			place = Place{Object: c.object.Key, Offset: c.offset, Length: c.length}
 		}
 		return false

@@ -164,8 +164,9 @@ func New() *Coordinator {
 	return &Coordinator{downSince: make(map[base.NodeID]time.Duration), deleting: make(map[uint64]*job)}
 }
 
-// Step says what is to be done now. It is called whenever something has changed,
-// and from time to time.
+// Step says what is to be done now: all of it, in this order, except that
+// proposals, which come last, may be left to a later step. It is called whenever
+// something has changed, and from time to time.
 func (c *Coordinator) Step(in Input) []Action {
 	in.Config.ensureDefaults()
 	v := in.View
@@ -199,7 +200,16 @@ func (c *Coordinator) Step(in Input) []Action {
 	}
 	c.executePlans(&in, propose, &out)
 	c.sweepOrphans(&in, propose, &out)
+	// Proposals come last: who stops at one that fails has begun the rest.
+	slices.SortStableFunc(out, func(a, b Action) int { return proposal(a) - proposal(b) })
 	return out
+}
+
+func proposal(a Action) int {
+	if a.Kind == Propose {
+		return 1
+	}
+	return 0
 }
 
 // observe notes what time the changes are seen.

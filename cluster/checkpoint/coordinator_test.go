@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -252,6 +253,26 @@ func TestDeletionsAreResumed(t *testing.T) {
 	k.one(time.Minute, DeletePlanned) // it fails at its timeout
 	if k.view().Checkpoint(1) != nil {
 		t.Error("checkpoint 1 is there")
+	}
+}
+
+// Who gives up at the first proposal that fails has begun everything else.
+func TestProposalsComeLast(t *testing.T) {
+	k := newKit(t)
+	k.complete()
+	k.do(meta.DeleteCheckpointTxn(k.view(), 1, 1))
+	k.start()
+	k.cfg.Timeout, k.cfg.SweepInterval = time.Second, 1
+	k.c = New()
+	k.c.Step(k.input())
+	k.c.Deleted(k.now, 1, base.ErrObjectStore)
+	k.now += time.Minute
+	var kinds []Kind
+	for _, a := range k.c.Step(k.input()) {
+		kinds = append(kinds, a.Kind)
+	}
+	if !slices.Equal(kinds, []Kind{DeletePlanned, FindOrphans, Propose}) {
+		t.Errorf("%v", kinds)
 	}
 }
 
