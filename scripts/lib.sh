@@ -1,8 +1,8 @@
 # Functions for the scripts beside this file, which run under bash (its /dev/tcp
 # tells whether a port is taken). Sourced, never run.
 #
-# A cluster lives in a directory: n1 n2 n3 hold the nodes' data, nX.log what they
-# said, nX.pid their process ids. Only processes named there are ever signalled,
+# A cluster lives in a directory: n1 n2 n3 hold the nodes' data, objects what they
+# store together (checkpoints), nX.log what they said, nX.pid their process ids. Only processes named there are ever signalled,
 # and only if they still are nodes on that data.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -80,7 +80,7 @@ start_node() {
     setsid bin/keelstate-node --node-id "n$i" --data-dir "$dir/n$i" \
         --grpc-addr "127.0.0.1:$((grpc + i))" --raft-addr "127.0.0.1:$((raft + i))" \
         --gossip-addr "127.0.0.1:$((gossip + i))" --http-addr "127.0.0.1:$((http + i))" \
-        --join "$seeds" --memory "${NODE_MEMORY:-256MiB}" >>"$dir/n$i.log" 2>&1 </dev/null &
+        --object-store "file://$PWD/$dir/objects" --join "$seeds" --memory "${NODE_MEMORY:-256MiB}" >>"$dir/n$i.log" 2>&1 </dev/null &
     echo $! >"$dir/n$i.pid"
     disown $!
     if ! await 30 "node n$i listens on port $((grpc + i))" up_or_dead "$i" || ! runs "$i"; then
