@@ -133,7 +133,7 @@ soak: node keelctl harness ## the same for 150 minutes (or DURATION=), in long e
 # Each planted bug is built with an overlay and hunted with the simulation, then
 # with real processes: -by, -only and more in ARGS (jepsen/mutants).
 mutants: deps ## plant bugs and see who finds them: ARGS= (jepsen/mutants/RESULTS.md)
-	@$(GO) run ./jepsen/mutants/run $(ARGS)
+	@$(rocksdb_env) $(GO) run ./jepsen/mutants/run $(ARGS)
 
 bench: deps ## run the benchmarks of docs/benchmarks.md
 	@$(rocksdb_env) ROCKSDB_BUILD=$(rocksdb) scripts/bench.sh $(ARGS)
