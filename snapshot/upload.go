@@ -370,8 +370,19 @@ func (u *upload) put(ctx context.Context, key string, body objectstore.Body) err
 	return nil
 }
 
-// holds says whether the store has the object with these bytes.
-func (u *upload) holds(ctx context.Context, key string, body objectstore.Body) (_ bool, err error) {
+// holds says whether the store has the object with these bytes. What broke on the
+// way is not the object's fault: it is looked at a second time.
+func (u *upload) holds(ctx context.Context, key string, body objectstore.Body) (same bool, err error) {
+	for range looks {
+		same, err = u.compare(ctx, key, body)
+		if same || err != nil && !errors.Is(err, base.ErrCorrupt) {
+			break
+		}
+	}
+	return same, err
+}
+
+func (u *upload) compare(ctx context.Context, key string, body objectstore.Body) (bool, error) {
 	o, err := u.store.Stat(ctx, key)
 	if errors.Is(err, base.ErrNotFound) {
 		return false, nil
@@ -384,7 +395,7 @@ func (u *upload) holds(ctx context.Context, key string, body objectstore.Body) (
 		return false, err
 	}
 	h := sha256.New()
-	_, err = io.Copy(h, r)
+	_, err = io.Copy(h, &contextReader{ctx: ctx, r: r})
 	if err = errors.Join(err, r.Close()); err != nil {
 		return false, err
 	}

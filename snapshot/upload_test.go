@@ -343,6 +343,22 @@ func TestUploadBegunAgainReportsTheSame(t *testing.T) {
 	}
 }
 
+// B52: a body that is cut or lies while an object of an earlier try is compared is
+// looked at again; one that stays so is not taken for the same.
+func TestComparingLooksTwice(t *testing.T) {
+	c := content{"a.sst": []byte("the file")}
+	for _, kind := range []fault.BodyKind{fault.BodyCut, fault.BodyFlip} {
+		inner := openStore(t)
+		mustUpload(t, c.write(t), c.whole(), uploadOptions(inner, 1, nil))
+		hook := &calls{at: 1, on: []fault.Op{fault.OpGet}, fault: func() fault.Fault { return fault.Fault{Body: fault.Body{Kind: kind, At: 3}} }}
+		mustUpload(t, c.write(t), c.whole(), uploadOptions(fault.Wrap(inner, hook.hook), 1, nil))
+		always := fault.Wrap(inner, func(fault.Op, string) fault.Fault { return fault.Fault{Body: fault.Body{Kind: kind, At: 3}} })
+		if err := mustFail(t, testCtx(t), c.write(t), c.whole(), uploadOptions(always, 1, nil)); !errors.Is(err, base.ErrConflict) {
+			t.Error(err)
+		}
+	}
+}
+
 // SN5: a key of ours under which something else lies is not taken for ours.
 func TestAnotherObjectUnderOurKeyIsRefused(t *testing.T) {
 	c := content{"a.sst": []byte("the file")}
