@@ -183,7 +183,7 @@ func everyFault(t *testing.T, disk host.DiskKind) {
 	env.Clock = clock
 	faults, missing := Catalogue(env)
 	t.Logf("%d faults; missing:\n%s", len(faults), strings.Join(missing, "\n"))
-	if want := map[host.DiskKind]int{host.DiskFault: 49}[disk]; want > 0 && (len(faults) != want || len(missing) != 1) {
+	if want := map[host.DiskKind]int{host.DiskFault: 50}[disk]; want > 0 && (len(faults) != want || len(missing) != 1) {
 		t.Errorf("%d faults, want %d; missing: %q", len(faults), want, missing)
 	}
 	seen := map[string]bool{}
