@@ -60,6 +60,8 @@ var (
 	ErrAlreadyFounded error = base.ErrAlreadyFounded
 	ErrIdentity       error = base.ErrIdentity
 	ErrCorrupt        error = base.ErrCorrupt
+	ErrObjectStore    error = base.ErrObjectStore
+	ErrCheckpoint     error = base.ErrCheckpoint
 	ErrClosed         error = base.ErrClosed
 )
 

@@ -91,7 +91,10 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range applyCounters {
 		ch <- c.desc
 	}
-	for _, d := range []*prometheus.Desc{scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
+	for _, g := range checkpointGauges {
+		ch <- g.desc
+	}
+	for _, d := range []*prometheus.Desc{checkpointsDesc, scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}
 }
@@ -108,6 +111,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(diskHungDesc, prometheus.GaugeValue, b2f(c.node.disk.hung.Load()))
 	ch <- prometheus.MustNewConstMetric(diskFreeDesc, prometheus.GaugeValue, float64(c.node.disk.free.Load()))
 	ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, c.node.log.OldestPendingSync().Seconds())
+	c.node.collectCheckpoints(ch)
 	for i := range st.Groups {
 		for _, g := range groupGauges {
 			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&st.Groups[i]), st.Groups[i].Group.String())

@@ -194,7 +194,7 @@ func (n *Node) recordFounding(ctx context.Context, s *system, want meta.Founding
 	rev, err = s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
 		resumed = v.Cluster() != nil
 		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
-			FormatVersion: formatVersion, NowMs: s.wallMs()})
+			FormatVersion: formatVersion, NowMs: s.node.wallMs()})
 		return txn, err
 	})
 	if err == nil {
@@ -346,7 +346,7 @@ func (n *Node) advance(ctx context.Context, s *system, op *meta.Operation, phase
 		if o == nil || o.Phase == phase && o.Error == problem {
 			return broadcast.Txn{}, nil
 		}
-		return meta.AdvanceOperationTxn(v, s.wallMs(), op.ID, phase, problem)
+		return meta.AdvanceOperationTxn(v, s.node.wallMs(), op.ID, phase, problem)
 	})
 	return err
 }

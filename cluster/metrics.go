@@ -31,6 +31,10 @@ type metrics struct {
 	snapshots *prometheus.CounterVec
 	// replicas found damaged on this node since it started.
 	damaged *prometheus.CounterVec
+	// pauses of the apply goroutine at barriers, on uploaders.
+	barrierSeconds *prometheus.HistogramVec
+	// uploads of shards for checkpoints, by how they ended.
+	uploads *prometheus.CounterVec
 	// bytes read by scrubs, and parts of replicas that they found damaged.
 	scrubBytes, scrubFindings *prometheus.CounterVec
 }
@@ -56,6 +60,10 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Time that a read waited to be confirmed and applied.", Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15)}, group),
 		snapshots: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_snapshots_total",
 			Help: "Snapshots, by what was done: made, installed, failed."}, []string{"group", "what"}),
+		barrierSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "keelstate_barrier_pause_seconds",
+			Help: "Time for which the uploader's apply stood at the barrier of a checkpoint.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}, group),
+		uploads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_uploads_total",
+			Help: "Uploads of shards for checkpoints, by how they ended: done, failed, abandoned."}, []string{"group", "what"}),
 		damaged: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_damaged_total",
 			Help: "Replicas found damaged on this node."}, group),
 		scrubBytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_scrub_bytes_total",
@@ -65,7 +73,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.entryRequests, m.entryBytes, m.commitSeconds, m.writes, m.refusals,
-			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.damaged, m.scrubBytes, m.scrubFindings} {
+			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.damaged, m.scrubBytes, m.scrubFindings} {
 			if err := reg.Register(c); err != nil {
 				return nil, err
 			}
@@ -86,6 +94,8 @@ type groupMetrics struct {
 	writes        prometheus.Counter
 	reads         prometheus.Counter
 	readRounds    prometheus.Counter
+
+	barrierSeconds prometheus.Observer
 }
 
 func (m *metrics) group(id base.GroupID) *groupMetrics {
@@ -93,7 +103,8 @@ func (m *metrics) group(id base.GroupID) *groupMetrics {
 	return &groupMetrics{m: m, label: l,
 		entryRequests: m.entryRequests.WithLabelValues(l), entryBytes: m.entryBytes.WithLabelValues(l),
 		commitSeconds: m.commitSeconds.WithLabelValues(l), readSeconds: m.readSeconds.WithLabelValues(l),
-		writes: m.writes.WithLabelValues(l), reads: m.reads.WithLabelValues(l), readRounds: m.readRounds.WithLabelValues(l)}
+		writes: m.writes.WithLabelValues(l), reads: m.reads.WithLabelValues(l), readRounds: m.readRounds.WithLabelValues(l),
+		barrierSeconds: m.barrierSeconds.WithLabelValues(l)}
 }
 
 func (g *groupMetrics) entry(requests, bytes int) {
@@ -109,5 +120,7 @@ func (g *groupMetrics) applied(requests int, d time.Duration) {
 func (g *groupMetrics) refused(err error) {
 	g.m.refusals.WithLabelValues(g.label, string(base.SentinelOf(err).Reason)).Inc()
 }
+
+func (g *groupMetrics) upload(what string) { g.m.uploads.WithLabelValues(g.label, what).Inc() }
 
 func (g *groupMetrics) snapshot(what string) { g.m.snapshots.WithLabelValues(g.label, what).Inc() }

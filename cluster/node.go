@@ -72,6 +72,7 @@ type Node struct {
 	opening chan struct{}
 
 	disk      diskWatch
+	uploads   uploads
 	addresses addressBook
 	leaders   leaderTable
 
@@ -106,6 +107,7 @@ func New(o Options) (*Node, error) {
 	n.mu.rejoins = map[base.NodeID]uint64{}
 	n.changes.init()
 	n.leaders.init()
+	n.uploads.init()
 	ok := false
 	defer func() {
 		if !ok {
@@ -312,6 +314,7 @@ func (n *Node) Start() error {
 	n.spawn(n.checkLoop)
 	n.spawn(n.disk.run)
 	n.spawn(n.scrubLoop)
+	n.spawn(n.checkpointLoop)
 	return nil
 }
 

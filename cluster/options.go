@@ -85,6 +85,15 @@ type Options struct {
 	// never by itself.
 	ScrubInterval       time.Duration
 	ScrubBytesPerSecond int64
+	// CheckpointInterval is the time between automatic checkpoints; 0: none.
+	// CheckpointRetain is how many completed ones are kept (default 3).
+	// CheckpointTimeout is after how long a running one fails (default 10 min).
+	// OrphanGrace is how old an object must be that nothing refers to before it is
+	// deleted (default 24 h). What the leader of the system group has counts.
+	CheckpointInterval time.Duration
+	CheckpointRetain   int
+	CheckpointTimeout  time.Duration
+	OrphanGrace        time.Duration
 	// AppliedLagBound is the lag, in entries, up to which a replica counts as
 	// ready. Default 10,000.
 	AppliedLagBound uint64
@@ -128,6 +137,9 @@ func (o *Options) EnsureDefaults() {
 	def(&o.LogHardBytes, 256<<20)
 	def(&o.CheckInterval, time.Second)
 	def(&o.BalanceDelay, 10*time.Second)
+	def(&o.CheckpointRetain, 3)
+	def(&o.CheckpointTimeout, 10*time.Minute)
+	def(&o.OrphanGrace, 24*time.Hour)
 	def(&o.AppliedLagBound, 10_000)
 	def(&o.ScrubInterval, 24*time.Hour)
 	def(&o.ScrubBytesPerSecond, 16<<20)
@@ -165,6 +177,10 @@ func (o *Options) Validate() error {
 	need(o.LogKeepBytes <= o.LogMaxBytes && o.LogMaxBytes <= o.LogHardBytes, "LogMaxBytes",
 		"use LogKeepBytes <= LogMaxBytes <= LogHardBytes")
 	need(o.ScrubBytesPerSecond > 0, "ScrubBytesPerSecond", "give bytes per second")
+	need(o.CheckpointInterval >= 0 && (o.CheckpointInterval == 0 || o.Objects != nil), "checkpoint-interval", "give an object store too, or 0 for no automatic checkpoints")
+	need(o.CheckpointRetain >= 1, "checkpoint-retain", "keep at least 1")
+	need(o.CheckpointTimeout > 0, "checkpoint-timeout", "give a time")
+	need(o.OrphanGrace > 0, "OrphanGrace", "give a time")
 	need(o.ElectionTimeout >= 20*time.Millisecond, "ElectionTimeout", "use at least 20 ms")
 	return errors.Join(errs...)
 }

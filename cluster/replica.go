@@ -50,6 +50,17 @@ type replica struct {
 	// declaring holds one token for who proposes declarations: a lock that can be
 	// waited for within a context.
 	declaring chan struct{}
+	// passing holds one token for who proposes a barrier, as declaring does.
+	passing chan struct{}
+	// passedBarrier is the newest barrier for which the uploader's part was begun,
+	// or that the store held when it was opened or installed.
+	passedBarrier atomic.Uint64
+	// flushWait is since when the leader waits for an uploader's flush; owned by
+	// the checkpoint loop.
+	flushWait struct {
+		attempt uint64
+		since   time.Time
+	}
 	// keptBytes is the size of the log after the last snapshot.
 	keptBytes atomic.Uint64
 	// hashedAt is when a hash mark was last used; not set: no marks.
@@ -75,7 +86,7 @@ const (
 // starts it. A replica that is found damaged is returned with its damage set
 // and is not started.
 func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (_ *replica, err error) {
-	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, declaring: make(chan struct{}, 1), group: group{id: rec.ID, replica: self.ReplicaID},
+	r := &replica{node: n, generation: self.Generation, birth: rec.Birth, declaring: make(chan struct{}, 1), passing: make(chan struct{}, 1), group: group{id: rec.ID, replica: self.ReplicaID},
 		rng: keygroup.Range{Lo: keygroup.Group(rec.Lo), Hi: keygroup.Group(rec.Hi)},
 		dir: filepath.Join(n.opts.DataDir, "groups", fmt.Sprintf("%d", uint64(rec.ID)), fmt.Sprintf("%d", self.Generation))}
 	existed := n.Identity().Replicas[rec.ID] >= self.Generation
@@ -201,9 +212,10 @@ func (r *replica) openStore() error {
 	if err != nil {
 		return fmt.Errorf("opening %s: %w", name, err)
 	}
-	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed}); err != nil {
+	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed, OnBarrier: r.barrierPassed}); err != nil {
 		return errors.Join(err, store.Close())
 	}
+	r.passedBarrier.Store(r.machine.Header().Barrier)
 	return r.removeOldStores(name)
 }
 
@@ -524,6 +536,7 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 		back := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(live+"\n"))
 		return errors.Join(fmt.Errorf("installing snapshot: %w", err), back, store.Close())
 	}
+	r.passedBarrier.Store(r.machine.Header().Barrier)
 	return nil
 }
 

@@ -144,6 +144,9 @@ func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) 
 	if err := r.declare(ctx, v, req); err != nil {
 		return w, err
 	}
+	if err := r.seeBarrier(ctx, req.BarrierSeen); err != nil {
+		return w, err
+	}
 	if err := r.fillGroups(req); err != nil {
 		return w, err
 	}

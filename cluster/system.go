@@ -227,9 +227,7 @@ func (s *system) stampMs() (uint64, error) {
 
 // wallMs is this node's wall clock, for what is shown to people; nothing is
 // decided by it.
-func (s *system) wallMs() uint64 {
-	return uint64(max(s.node.opts.WallClock().UnixMilli(), 0))
-}
+func (n *Node) wallMs() uint64 { return uint64(max(n.opts.WallClock().UnixMilli(), 0)) }
 
 // leaseFromMs is from when a lease counts that is given by the view. The leader
 // may be ahead of it by one step, so that the lease may be so much longer, and is

@@ -51,6 +51,7 @@ var reasonCodes = map[base.Reason]codes.Code{
 
 	base.ErrCorrupt.Reason:       codes.DataLoss,
 	base.ErrFormatVersion.Reason: codes.FailedPrecondition,
+	base.ErrCheckpoint.Reason:    codes.Aborted,
 	base.ErrObjectStore.Reason:   codes.Aborted,
 	base.ErrClosed.Reason:        codes.Unavailable,
 	base.ErrDiskFailed.Reason:    codes.Internal,

@@ -44,6 +44,15 @@ type Backend interface {
 	CompactShard(ctx context.Context, shard base.GroupID) (before, after uint64, err error)
 	ScrubShard(ctx context.Context, shard base.GroupID) ([]cluster.ReplicaScrub, error)
 	Operations(ctx context.Context) ([]cluster.OperationInfo, error)
+
+	// CreateCheckpoint starts a checkpoint and calls fn at once and whenever it has
+	// changed, the last time when it has ended.
+	CreateCheckpoint(ctx context.Context, fn func(*cluster.CheckpointInfo) error) error
+	Checkpoints(ctx context.Context) (*cluster.CheckpointList, error)
+	Checkpoint(ctx context.Context, number uint64) (*cluster.CheckpointInfo, error)
+	// VerifyCheckpoint reports bad objects in the verification, not as an error.
+	VerifyCheckpoint(ctx context.Context, number uint64, quick bool, progress func(done, total int)) (*cluster.CheckpointVerification, error)
+	DeleteCheckpoint(ctx context.Context, number uint64) error
 }
 
 // Scan is an open scan: pages in order, all from one instant.

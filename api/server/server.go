@@ -122,6 +122,7 @@ func New(b Backend, o Options) (*Server, error) {
 	keelstatepb.RegisterStateServer(s.grpc, &stateService{s: s})
 	keelstatepb.RegisterClusterServer(s.grpc, &clusterService{s: s})
 	keelstatepb.RegisterAdminServer(s.grpc, &adminService{s: s})
+	keelstatepb.RegisterCheckpointsServer(s.grpc, &checkpointService{s: s})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	s.SetServing(false)
@@ -139,7 +140,7 @@ func (s *Server) SetServing(serving bool) {
 		status = healthpb.HealthCheckResponse_SERVING
 	}
 	for _, name := range []string{"", keelstatepb.State_ServiceDesc.ServiceName, keelstatepb.Cluster_ServiceDesc.ServiceName,
-		keelstatepb.Admin_ServiceDesc.ServiceName} {
+		keelstatepb.Admin_ServiceDesc.ServiceName, keelstatepb.Checkpoints_ServiceDesc.ServiceName} {
 		s.health.SetServingStatus(name, status)
 	}
 }

@@ -179,6 +179,7 @@ func (p *process) startNode() error {
 	if o.ScrubInterval = c.scrubInterval; c.scrubInterval == 0 {
 		o.ScrubInterval = -1
 	}
+	c.checkpoints.apply(&o)
 	c.boundLog(&o)
 	if p.clock != nil {
 		o.WallClock = p.clock.Now

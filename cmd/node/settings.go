@@ -57,6 +57,7 @@ type config struct {
 	scrubInterval                                                time.Duration // 0: off
 	logSize                                                      int64
 	objects                                                      objects
+	checkpoints                                                  checkpoints
 	// quick shortens what a node that is alone need not wait for.
 	quick bool
 
@@ -116,7 +117,7 @@ func nodeSettings() []setting {
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
 		{name: "scrub-interval", def: "24h", usage: "how often each replica reads and checks all of its files, at most 16 MiB/s; 0: never by itself", set: setScrubInterval},
 		{name: "log-size", def: "64MiB", usage: "size of a shard's Raft log at which its store is flushed and the log cut; a restart applies at most that again", set: setLogSize},
-	}, objectStoreSettings(), commonSettings("rocks", "1GiB", "info"))
+	}, objectStoreSettings(), checkpointSettings(), commonSettings("rocks", "1GiB", "info"))
 }
 
 // commonSettings are shared with the throw-away node.
@@ -415,7 +416,10 @@ func (c *config) validate() error {
 			return usagef("%s %s listens on all interfaces: say how others reach this node, with --advertise-host or --advertise-%s", a.name, a.listen, a.name)
 		}
 	}
-	return c.validateObjects()
+	if err := c.validateObjects(); err != nil {
+		return err
+	}
+	return c.checkCheckpoints()
 }
 
 func newConfigCommand(environ []string) *cobra.Command {

@@ -107,6 +107,7 @@ var (
 	// Storage.
 	ErrCorrupt       = define("corrupt", OutcomeUnknown, false, "stored bytes are damaged")
 	ErrFormatVersion = define("format_version", OutcomeUnknown, false, "stored bytes have a format version that this build does not know")
+	ErrCheckpoint    = define("checkpoint_failed", OutcomeNotApplied, true, "the checkpoint failed; the state is as it was")
 	ErrObjectStore   = define("object_store", OutcomeUnknown, true, "the object store did not do what it was asked")
 	ErrClosed        = define("closed", OutcomeNotApplied, false, "closed")
 	ErrDiskFailed    = define("disk_failed", OutcomeUnknown, false, "the disk failed a write or an fsync")

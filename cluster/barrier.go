@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/keelstate/keelstate/broadcast"
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/internal/failpoint"
+	"github.com/keelstate/keelstate/raftfsm"
+)
+
+const (
+	// flushPatience is how long a leader waits for the uploader's flush before it
+	// passes the barrier all the same.
+	flushPatience = time.Second
+	// maxBarrierLead is by how much a barrier that a client has seen may be ahead
+	// of this node's metadata for the leader to pass it unseen. Whoever passes a
+	// number fails every checkpoint up to it, so that it is believed only where it
+	// is near.
+	maxBarrierLead = 16
+)
+
+// seeBarrier lets the shard pass the barrier that a client has seen elsewhere,
+// before what the client asks for now: a checkpoint that does not hold the cause
+// does not hold the effect either. It returns when the barrier is in the log in
+// front of everything that is proposed from now on.
+func (r *replica) seeBarrier(ctx context.Context, seen uint64) error {
+	if seen <= r.machine.Header().Barrier {
+		return nil
+	}
+	select {
+	case r.passing <- struct{}{}:
+		defer func() { <-r.passing }()
+	case <-ctx.Done():
+		return fmt.Errorf("passing barrier %d in %s: %w: %w", seen, r.id, base.ErrNotReady, ctx.Err())
+	}
+	if seen <= r.machine.Header().Barrier {
+		return nil
+	}
+	v, err := r.node.waitCheckpoint(ctx, seen)
+	if err != nil {
+		return err
+	}
+	if newest := v.NextCheckpoint() - 1; seen > newest+maxBarrierLead {
+		// Far from what this node knows: only the system group can tell.
+		if v, err = r.node.system.Load().sync(ctx); err != nil {
+			return fmt.Errorf("looking for checkpoint %d: %w: %w", seen, base.ErrNotReady, err)
+		}
+		if seen >= v.NextCheckpoint() {
+			return nil // there never was such a checkpoint
+		}
+	}
+	if err := r.pass(ctx, v, seen); err != nil {
+		return fmt.Errorf("passing barrier %d in %s: %w: %w", seen, r.id, base.ErrNotReady, err)
+	}
+	return nil
+}
+
+// waitCheckpoint waits, at most metadataWait, until this node knows the
+// checkpoint; it returns the newest metadata in either case.
+func (n *Node) waitCheckpoint(ctx context.Context, number uint64) (*meta.View, error) {
+	timer := time.NewTimer(metadataWait)
+	defer timer.Stop()
+	for {
+		changed := n.changes.wait()
+		v, err := n.metaView()
+		if err != nil || v.NextCheckpoint() > number {
+			return v, err
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return v, nil
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for checkpoint %d: %w: %w", number, base.ErrNotReady, ctx.Err())
+		case <-n.ctx.Done():
+			return nil, base.ErrShuttingDown
+		}
+	}
+}
+
+// pass proposes the barrier of a checkpoint, unless the checkpoint has ended by
+// the view: then nobody needs it. A number of which the view knows nothing is
+// passed without taking part. Who calls it holds passing.
+func (r *replica) pass(ctx context.Context, v *meta.View, number uint64) error {
+	b := raftfsm.Barrier{Number: number, Epoch: r.machine.Header().Epoch}
+	if number < v.NextCheckpoint() {
+		c, s := v.Checkpoint(number), v.CheckpointShard(number, r.id)
+		if c == nil || !c.Running() || s == nil {
+			return nil
+		}
+		b.Epoch, b.Attempt, b.Uploader = s.Epoch, s.Attempt, s.Uploader
+	}
+	failpoint.Hit("cluster.barrier.before-propose")
+	_, err := r.command(ctx, raftfsm.AppendBarrier(nil, b))
+	switch {
+	case errors.Is(err, base.ErrConflict):
+		return nil // it was passed
+	case errors.Is(err, base.ErrStaleEpoch):
+		r.node.failUpload(r.ctx, number, r.id, b.Attempt, "the shard's range or place has changed")
+		return nil
+	}
+	return err
+}
+
+// barrierPassed is called by the state machine, on the apply goroutine, with the
+// store at exactly the barrier.
+func (r *replica) barrierPassed(b raftfsm.Barrier) {
+	defer r.passedBarrier.Store(b.Number)
+	switch {
+	case b.Missed():
+		r.logger.Warn("the shard passed the barrier of a checkpoint that this node had not heard of; the checkpoint fails", "checkpoint", b.Number)
+		r.spawn(func() {
+			_ = r.node.tellCheckpoint(r.ctx, b.Number, func(v *meta.View) (broadcast.Txn, error) {
+				return meta.FailCheckpointTxn(v, r.node.wallMs(), b.Number, fmt.Sprintf("shard %s missed the barrier", r.id))
+			})
+		})
+	case b.Uploader == r.node.opts.NodeID:
+		r.beginUpload(b)
+	}
+}
+
+// attendCheckpoint does what the running checkpoint, if one runs, asks of this
+// replica: to flush, to pass the barrier, to say that its upload is lost.
+func (r *replica) attendCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard) {
+	passed := r.machine.Header().Barrier >= c.Number
+	if s.Uploader == r.node.opts.NodeID {
+		switch {
+		case !passed && s.State == meta.CheckpointShardAnnounced:
+			r.flushForCheckpoint(c, s)
+		case r.passedBarrier.Load() >= c.Number && s.State != meta.CheckpointShardUploaded && !r.node.uploads.has(s.Attempt):
+			// Its files are gone, with the process that had them or behind a
+			// snapshot that the replica has installed.
+			r.spawn(func() {
+				r.node.failUpload(r.ctx, c.Number, r.id, s.Attempt, "the uploader was restarted, or has passed the barrier within a snapshot")
+			})
+		}
+	}
+	if passed {
+		return
+	}
+	if _, err := r.leading(); err != nil {
+		return
+	}
+	if s.State == meta.CheckpointShardAnnounced && !r.waitedForFlush(s.Attempt) {
+		return
+	}
+	select {
+	case r.passing <- struct{}{}:
+	default:
+		return // it is being passed
+	}
+	r.spawn(func() {
+		defer func() { <-r.passing }()
+		ctx, cancel := context.WithTimeout(r.ctx, systemProposeTimeout)
+		defer cancel()
+		v, err := r.node.metaView()
+		if err == nil {
+			err = r.pass(ctx, v, c.Number)
+		}
+		if err != nil && r.ctx.Err() == nil {
+			r.logger.Info("the shard has not passed the barrier of a checkpoint yet", "checkpoint", c.Number, "error", err)
+		}
+	})
+}
+
+// waitedForFlush says whether the uploader has had time enough to flush. Only
+// the checkpoint loop calls it.
+func (r *replica) waitedForFlush(attempt uint64) bool {
+	if r.flushWait.attempt != attempt {
+		r.flushWait.attempt, r.flushWait.since = attempt, time.Now()
+	}
+	return time.Since(r.flushWait.since) >= flushPatience
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/keelstate/keelstate/cluster"
+)
+
+// checkpoints says when checkpoints are made and how many are kept.
+type checkpoints struct {
+	interval, timeout time.Duration
+	retain            int
+}
+
+// maxRetain bounds what is kept: every checkpoint costs each node a little memory
+// for each object that it uses.
+const maxRetain = 1000
+
+func checkpointSettings() []setting {
+	return []setting{
+		{name: "checkpoint-interval", def: "0", usage: "time between the starts of automatic checkpoints, at least 1s; 0: none; give all nodes the same", set: setCheckpointInterval},
+		{name: "checkpoint-retain", def: "3", usage: "how many completed checkpoints are kept, the newest; give all nodes the same", set: setCheckpointRetain},
+		{name: "checkpoint-timeout", def: "10m", usage: "how long a checkpoint may take; then it fails, and its objects are deleted", set: setCheckpointTimeout},
+	}
+}
+
+func setCheckpointInterval(c *config, v string) error {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < 0 || d > 0 && d < time.Second {
+		return fmt.Errorf("%q is not 0 or a duration of at least 1s, like 10m", v)
+	}
+	c.checkpoints.interval = d
+	return nil
+}
+
+func setCheckpointTimeout(c *config, v string) error {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < time.Second {
+		return fmt.Errorf("%q is not a duration of at least 1s, like 10m", v)
+	}
+	c.checkpoints.timeout = d
+	return nil
+}
+
+func setCheckpointRetain(c *config, v string) error {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 1 || n > maxRetain {
+		return fmt.Errorf("%q is not a number from 1 to %d", v, maxRetain)
+	}
+	c.checkpoints.retain = n
+	return nil
+}
+
+// checkCheckpoints refuses an interval that could do nothing.
+func (c *config) checkCheckpoints() error {
+	if c.checkpoints.interval > 0 && c.objects.uri == "" {
+		return usagef("checkpoint-interval %s needs a place for checkpoints: give --object-store too, or leave the interval out", c.checkpoints.interval)
+	}
+	return nil
+}
+
+func (c *checkpoints) apply(o *cluster.Options) {
+	o.CheckpointInterval, o.CheckpointRetain, o.CheckpointTimeout = c.interval, c.retain, c.timeout
+}
