@@ -41,7 +41,7 @@ func newVersionCommand() *cobra.Command {
 
 // newDebugCommand looks at the files of a stopped node. Nothing here changes a
 // file that belongs to a node.
-func newDebugCommand() *cobra.Command {
+func newDebugCommand(environ []string) *cobra.Command {
 	return group("debug", "Look at the files of a stopped node",
 		&cobra.Command{Use: "identity DATA-DIR", Short: "Print who a data directory belongs to", Args: exactArgs(1, "a data directory"),
 			RunE: func(cmd *cobra.Command, args []string) error {
@@ -93,6 +93,7 @@ func newDebugCommand() *cobra.Command {
 					return err
 				}},
 		),
+		newDebugCheckpointCommand(environ),
 		group("store", "Look at a replica's store",
 			&cobra.Command{Use: "marker STORE-DIR", Short: "Print which engine a store belongs to", Args: exactArgs(1, "a store directory"),
 				RunE: func(cmd *cobra.Command, args []string) error {
@@ -123,17 +124,9 @@ func raftlogDir(dir string) (string, error) {
 const maxManifestBytes = 256 << 20
 
 func readManifest(path string) (*snapshot.Manifest, error) {
-	f, err := os.Open(path)
+	raw, err := readBounded(path, maxManifestBytes)
 	if err != nil {
 		return nil, err
-	}
-	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
-	}
-	if len(raw) > maxManifestBytes {
-		return nil, fmt.Errorf("%s: over %d bytes: %w", path, maxManifestBytes, base.ErrTooLarge)
 	}
 	m, err := snapshot.Decode(raw)
 	if err != nil {

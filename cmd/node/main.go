@@ -109,7 +109,7 @@ A new node waits until it is founded (keelctl cluster init) or admitted.`,
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	register(root.Flags(), nodeSettings())
-	root.AddCommand(newConfigCommand(environ), newDevCommand(), newVersionCommand(), newDebugCommand())
+	root.AddCommand(newConfigCommand(environ), newDevCommand(), newVersionCommand(), newDebugCommand(environ))
 	return root
 }
 
