@@ -235,9 +235,11 @@ func (j *judge) undecided(key string, ops []int64, format string, args ...any) {
 	j.add(Detail{Verdict: Unknown, Key: key, Ops: ops, Text: fmt.Sprintf(format, args...)})
 }
 
-// note adds to the text of a result, whatever its verdict.
+// note adds to the text of a result, whatever its verdict; the same only once.
 func (j *judge) note(format string, args ...any) {
-	j.notes = append(j.notes, fmt.Sprintf(format, args...))
+	if text := fmt.Sprintf(format, args...); !slices.Contains(j.notes, text) {
+		j.notes = append(j.notes, text)
+	}
 }
 
 func (j *judge) failed() bool {

@@ -358,6 +358,15 @@ func TestDamagedPack(t *testing.T) {
 	}
 }
 
+// What a killed harness has left says so.
+func TestKilledRun(t *testing.T) {
+	dir := t.TempDir()
+	must(t, (&Run{Verdict: check.Unknown}).Save(dir))
+	if r, err := LoadRun(dir); err != nil || r.Verdict != check.Unknown || !strings.Contains(r.Text, "did not come to its end") {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestNoRun(t *testing.T) {
 	if _, err := LoadRun(t.TempDir()); !errors.Is(err, base.ErrNotFound) {
 		t.Error(err)

@@ -294,5 +294,9 @@ func LoadRun(dir string) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Decode(b)
+	r, err := Decode(b)
+	if err == nil && !r.Done && r.Text == "" { // the harness was killed
+		r.Judge()
+	}
+	return r, err
 }
