@@ -25,6 +25,9 @@ ks_status FromRocks(const Status& s) {
   const std::string text = s.ToString();
   if (s.IsCorruption()) return MakeStatus(KS_CORRUPT, text);
   if (s.IsNoSpace()) return MakeStatus(KS_NO_SPACE, text);
+  // RocksDB opens no file but those that its own files name: one that is not
+  // there is gone, or its name has been damaged. The disk has not failed.
+  if (s.IsPathNotFound()) return MakeStatus(KS_CORRUPT, text);
   if (s.IsIOError()) {
     bool lock = text.find("lock hold by current process") != std::string::npos ||
                 text.find("While lock file") != std::string::npos;

@@ -76,3 +76,74 @@ func TestVerifyFilesFindsAFlippedByteOfAnOpenStore(t *testing.T) {
 		}
 	}
 }
+
+// A flipped bit of CURRENT makes it name a file that is not there, as easily as
+// none at all. Either is damage of this store, from which its replica is rebuilt,
+// and not a failure of the disk, after which it would be tried again for ever.
+func TestOpenOfAStoreThatLacksAFileIsDamage(t *testing.T) {
+	d, err := NewDriver(Options{MemoryBytes: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	dir := filepath.Join(t.TempDir(), "store")
+	s, err := d.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &engine.Batch{}
+	b.Put(engine.MetaFamily, []byte("key"), []byte("value"))
+	if err := errors.Join(s.Write(b), s.Flush(), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	// open says whether the store still has its key.
+	open := func() error {
+		s, err := d.Open(dir)
+		if err != nil {
+			return err
+		}
+		v, ok, err := s.Get(engine.MetaFamily, []byte("key"))
+		if err == nil && (!ok || string(v) != "value") {
+			t.Errorf("it opens, and the key is %q, %t", v, ok)
+		}
+		return errors.Join(err, s.Close())
+	}
+	current := filepath.Join(dir, "CURRENT")
+	raw, err := os.ReadFile(current)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for bit := range len(raw) * 8 {
+		flipped := append([]byte(nil), raw...)
+		flipped[bit/8] ^= 1 << (bit % 8)
+		if err := os.WriteFile(current, flipped, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := open(); !errors.Is(err, base.ErrCorrupt) {
+			t.Errorf("bit %d of CURRENT, %q: %v", bit, flipped, err)
+		}
+	}
+	if err := os.WriteFile(current, raw, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"CURRENT", "MANIFEST-*", "*.sst"} {
+		names, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: %q %v", pattern, names, err)
+		}
+		for _, name := range names {
+			if err := os.Rename(name, name+".away"); err != nil {
+				t.Fatal(err)
+			}
+			if err := open(); !errors.Is(err, base.ErrCorrupt) {
+				t.Errorf("without %s: %v", filepath.Base(name), err)
+			}
+			if err := os.Rename(name+".away", name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := open(); err != nil {
+		t.Errorf("with all its files: %v", err)
+	}
+}
