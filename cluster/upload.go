@@ -213,7 +213,6 @@ func (r *replica) report(ctx context.Context, c *cut, up *snapshot.Uploaded, too
 		if err != nil {
 			return fmt.Errorf("registering objects: %w", err)
 		}
-		failpoint.Hit("cluster.upload.registered")
 	}
 	var last []meta.Object
 	if len(batches) > 0 {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -30,6 +31,8 @@ type run struct {
 	point string
 	s     *states
 	l     *load // nil where the way needs none
+	// checkpoints says that checkpoints were made.
+	checkpoints bool
 	// died are the nodes that ended at the point.
 	died []int
 }
@@ -77,7 +80,7 @@ func crashAt(t *testing.T, name string, r *rand.Rand) {
 		way = underLoad
 	}
 	c := &run{nodes: placeNodes(t, "node-failpoints", "rocks"), r: r, point: name}
-	c.args = []string{"--fault-injection"}
+	c.args = []string{"--fault-injection", "--object-store", "file://" + filepath.Join(t.TempDir(), "objects"), "--checkpoint-retain", "1"}
 	for i := range c.n {
 		c.n[i].env = []string{"KEELSTATE_FAILPOINTS=" + smallLogs}
 	}
@@ -97,6 +100,9 @@ func crashAt(t *testing.T, name string, r *rand.Rand) {
 		t.Errorf("sum %d, want %d", after, before+30)
 	}
 	c.agree()
+	if c.checkpoints {
+		c.checkpointed()
+	}
 	for i := range c.n {
 		if c.ended(i) {
 			t.Errorf("%s has ended after all", c.n[i].id)

@@ -2,6 +2,7 @@ package crashtest
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -69,6 +70,15 @@ var ways = map[string]func(*run){
 	"cluster.members.learner-added":     rebuilding,
 	"cluster.members.before-promote":    rebuilding,
 	"cluster.members.promoted":          rebuilding,
+
+	"cluster.barrier.before-propose":     checkpointing,
+	"cluster.upload.flushed":             checkpointing,
+	"cluster.upload.begin":               checkpointing,
+	"cluster.upload.stored":              checkpointing,
+	"cluster.checkpoint.before-propose":  checkpointing,
+	"cluster.checkpoint.before-metadata": checkpointing,
+	"cluster.checkpoint.after-metadata":  checkpointing,
+	"cluster.checkpoint.before-delete":   checkpointing,
 
 	"cluster.metadata.before-propose": sessionsAnywhere,
 	"cluster.metadata.before-apply":   withSessions,
@@ -191,6 +201,53 @@ func withStates(c *run) {
 		}
 		return err
 	})
+}
+
+// checkpointing: checkpoints are made, and older ones deleted; one node comes
+// there.
+func checkpointing(c *run) {
+	c.loaded()
+	c.checkpoints = true
+	c.arm(c.r.IntN(3), 0, 1, 2)
+	c.crash(func(context.Context) error {
+		_, err := c.ctl("checkpoint", "create", "--timeout", "20s")
+		return err
+	})
+}
+
+// checkpointed demands that a checkpoint can be made, and that whatever is kept is
+// whole.
+func (c *run) checkpointed() {
+	c.t.Helper()
+	eventually(c.t, "a checkpoint completes", func() error {
+		_, err := c.ctl("checkpoint", "create", "--timeout", "20s")
+		return err
+	})
+	out, err := c.ctl("checkpoint", "list", "-o", "json")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var list struct {
+		Items []struct {
+			Number uint64
+			Phase  string
+		}
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		c.t.Fatalf("%v in %q", err, out)
+	}
+	kept := 0
+	for _, i := range list.Items {
+		if i.Phase == "completed" {
+			kept++
+			if _, err := c.ctl("checkpoint", "verify", fmt.Sprint(i.Number), "--timeout", "60s"); err != nil {
+				c.t.Errorf("checkpoint %d: %v", i.Number, err)
+			}
+		}
+	}
+	if kept == 0 {
+		c.t.Errorf("no checkpoint is kept: %s", out)
+	}
 }
 
 // behind: a node is down until the others have cut what it misses; it comes
