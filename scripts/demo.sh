@@ -2,9 +2,10 @@
 # A real job on a real cluster, with failures, and the right answer.
 #
 # Starts three nodes on free ports, counts 20,000 flights, kills the job itself
-# and starts it again, kills the node that leads a shard, starts that again, and
-# compares both reports with the expected answer and the replicas with each
-# other. Exits non-zero if anything differs. Everything is left in .demo/.
+# and starts it again, takes a checkpoint under load, kills the node that leads a
+# shard, starts that again, compares both reports with the expected answer and the
+# replicas with each other, takes another checkpoint and verifies both. Exits
+# non-zero if anything differs. Everything is left in .demo/.
 #
 # Variables: RATE rows per second (1500), KILL_JOB_AT and KILL_NODE_AT rows
 # acknowledged (4000, 8000), DATA the folder of the input and the expected answer.
@@ -112,6 +113,14 @@ days_sum_to_flights() {
         END { for (o in days) if (!(o in flights)) bad = 1; exit bad }' "$dir/days.csv" "$dir/report.csv" >&2
 }
 
+# checkpoint FILE makes one of the whole cluster, and keeps what it is.
+checkpoint() { ctl checkpoint create --quiet --timeout 60s -o json --columns number,fullBytes,newBytes,files,newFiles,seconds >"$1"; }
+
+# of FILE KEY prints a number from it.
+of() { sed -n 's/.*"'"$2"'": *\([0-9.]*\).*/\1/p' "$1"; }
+
+sound() { ctl checkpoint verify "$(of "$1" number)" --timeout 60s -o json >"$1.verified"; }
+
 hashes_agree() { ctl shard hash --timeout 60s >"$dir/hashes.txt"; }
 
 build
@@ -142,6 +151,8 @@ kill -KILL "$job"
 wait "$job" 2>/dev/null || true
 say "demo: killed the job at $(acked) rows; starting it again"
 start_job
+checkpoint "$dir/checkpoint-1.json" || fail "no checkpoint could be made under load"
+say "demo: checkpoint $(of "$dir/checkpoint-1.json" number) under load: $(of "$dir/checkpoint-1.json" fullBytes) bytes in $(of "$dir/checkpoint-1.json" files) files, in $(of "$dir/checkpoint-1.json" seconds) s"
 await 120 "$kill_node_at rows are acknowledged" acked_at_least "$kill_node_at"
 
 leaders >"$dir/leaders.txt"
@@ -168,10 +179,14 @@ verdict "days sum to flights" days_sum_to_flights
 verdict "no row was acknowledged twice" [ "$(acked)" -le "$rows" ]
 verdict "all nodes are healthy again" ctl cluster status --exit-when-healthy --wait 90s --quiet -o json >"$dir/status.json"
 verdict "all replicas hold the same" hashes_agree
+verdict "a second checkpoint completes" checkpoint "$dir/checkpoint-2.json"
+verdict "every object of the first checkpoint is sound" sound "$dir/checkpoint-1.json"
+verdict "every object of the second checkpoint is sound" sound "$dir/checkpoint-2.json"
 
 say
 say "rows                 $rows, each counted once, through a killed job and a killed node"
 say "throughput           $((rows * 1000 / took)) rows/s over the whole run, throttled to $rate"
+say "checkpoints          $(of "$dir/checkpoint-2.json" newBytes) of $(of "$dir/checkpoint-2.json" fullBytes) bytes were new to the store in the second"
 say "writes resumed after $resumed_ms ms (SIGKILL of $victim, leader of shard ${shards% })"
 if [ "$differences" -ne 0 ]; then
     say "verdict              WRONG: $differences differences"
