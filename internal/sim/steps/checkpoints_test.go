@@ -40,6 +40,9 @@ func TestCheckpoints(t *testing.T) {
 		all.Simulated += r.Simulated
 		all.Completed, all.Failed, all.Deleted, all.Swept, all.Reused = all.Completed+r.Completed, all.Failed+r.Failed, all.Deleted+r.Deleted, all.Swept+r.Swept, all.Reused+r.Reused
 		all.Puts, all.Deletes = all.Puts+r.Puts, all.Deletes+r.Deletes
+		if done := seed - *firstFlag + 1; done%100 == 0 {
+			t.Logf("%d seeds from %d on", done, *firstFlag)
+		}
 	}
 	t.Logf("checkpoints seeds=%d virtual=%v completed=%d failed=%d deleted=%d swept=%d reused=%d puts=%d deletes=%d",
 		*checkpointSeedsFlag, all.Simulated, all.Completed, all.Failed, all.Deleted, all.Swept, all.Reused, all.Puts, all.Deletes)
