@@ -75,8 +75,9 @@ func TestStoreSourceReadsAPackOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.checkDir(t, dir)
-		if hook.n != len(u.New)-1 {
-			t.Errorf("%d requests for %d objects: %v", hook.n, len(u.New)-1, hook.seen)
+		// Of eight, one may be so late that its pack was forgotten meanwhile.
+		if objects := len(u.New) - 1; hook.n < objects || hook.n > objects*parallel || parallel == 1 && hook.n != objects {
+			t.Errorf("%d requests for %d objects: %v", hook.n, objects, hook.seen)
 		}
 	}
 }
