@@ -15,9 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/keelstate/keelstate/api/keelstatepb"
+	"github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/s3server"
 	"github.com/keelstate/keelstate/objectstore"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // lines is a log that may be read while it is written.
@@ -45,7 +48,7 @@ func (l *lines) has(text string) error {
 func startWithStore(t *testing.T, args ...string) (*process, *lines) {
 	t.Helper()
 	c, err := load(t, nil, append([]string{"--node-id", "n1", "--data-dir", filepath.Join(t.TempDir(), "data"), "--grpc-addr", "127.0.0.1:0",
-		"--raft-addr", "127.0.0.1:0", "--gossip-addr", "", "--http-addr", "127.0.0.1:0", "--engine", "mem"}, args...)...)
+		"--raft-addr", "127.0.0.1:0", "--gossip-addr", "", "--http-addr", "127.0.0.1:0", "--engine", "mem", "--memory", "256MiB"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,5 +159,63 @@ func TestS3Store(t *testing.T) {
 		}
 	case <-time.After(waitLimit):
 		t.Error("the get does not end")
+	}
+}
+
+// checkpoint makes a checkpoint through the API and returns how it ended.
+func checkpoint(t *testing.T, addr string) *keelstatepb.Checkpoint {
+	t.Helper()
+	stream, err := keelstatepb.NewCheckpointsClient(dial(t, addr)).CreateCheckpoint(testContext(t), &keelstatepb.CreateCheckpointRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Ended {
+			return c
+		}
+	}
+}
+
+// A node's checkpoints go into a bucket; while the bucket's service is down they
+// fail with a cause, state is served, and what was stored stays whole.
+func TestCheckpointsInABucket(t *testing.T) {
+	server := s3server.Run(t)
+	t.Setenv("AWS_ACCESS_KEY_ID", s3server.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", s3server.SecretKey)
+	p, log := startWithStore(t, "--engine", "rocks", "--object-store", "s3://"+s3server.Bucket+"/cps", "--object-store-endpoint", "http://"+server.Endpoint)
+	eventually(t, "the store serves", func() error { return log.has("the object store serves") })
+	if err := p.foundSelf(testContext(t), cluster.FoundSpec{KeyGroups: 16, Shards: 2, Replication: 1}); err != nil {
+		t.Fatal(err)
+	}
+	addr := p.grpcAddr()
+	useShard(t, addr, "first")
+	first := checkpoint(t, addr)
+	if first.Phase != "completed" || first.NewBytes == 0 || !strings.HasPrefix(first.Uri, "s3://"+s3server.Bucket+"/cps/") {
+		t.Fatalf("the first checkpoint: %v", first)
+	}
+	server.Stop()
+	down := checkpoint(t, addr)
+	if down.Phase != "failed" || !strings.Contains(down.Error, server.Endpoint) {
+		t.Errorf("while the service is down: %s, %q", down.Phase, down.Error)
+	}
+	useShard(t, addr, "second")
+	if got := useShard(t, addr, ""); got != "second" {
+		t.Errorf("read %q while the service is down", got)
+	}
+	server.Start()
+	again := checkpoint(t, addr)
+	if again.Phase != "completed" || again.NewBytes >= again.FullBytes {
+		t.Errorf("after it: %v", again)
+	}
+	for _, c := range []*keelstatepb.Checkpoint{first, again} {
+		_, key, _ := strings.Cut(c.Uri, "/cps/")
+		v, err := snapshot.VerifyCheckpoint(testContext(t), p.objects, key+"/_metadata", snapshot.VerifyOptions{Full: true})
+		if err != nil || len(v.Bad) > 0 || v.ReadBytes == 0 {
+			t.Errorf("checkpoint %d: %+v, %v", c.Number, v, err)
+		}
 	}
 }
