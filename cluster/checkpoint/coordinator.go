@@ -22,7 +22,8 @@ type Config struct {
 	// Lost is for how long an uploader may seem down before the checkpoint fails.
 	// Default 15 s.
 	Lost time.Duration
-	// SweepInterval is the time between searches for orphans; 0 is none.
+	// SweepInterval is the time between searches for orphans, and an eighth of it
+	// until the first one of a new coordinator; 0 is none.
 	SweepInterval time.Duration
 }
 
@@ -217,7 +218,8 @@ func (c *Coordinator) observe(in *Input) {
 	v, now := in.View, in.Now
 	if !c.begun {
 		c.begun, c.office, c.next, c.since = true, now, v.NextCheckpoint(), now
-		c.sweep.again = now + in.Config.SweepInterval
+		// Early: a leader may not be in office for a whole interval.
+		c.sweep.again = now + in.Config.SweepInterval/8
 		if all := v.Checkpoints(); len(all) > 0 {
 			// As long ago as the wall clock says, but not in the future, and
 			// not so long that it could not have been this interval's.

@@ -262,7 +262,7 @@ func TestProposalsComeLast(t *testing.T) {
 	k.complete()
 	k.do(meta.DeleteCheckpointTxn(k.view(), 1, 1))
 	k.start()
-	k.cfg.Timeout, k.cfg.SweepInterval = time.Second, 1
+	k.cfg.Timeout, k.cfg.SweepInterval = time.Second, 8
 	k.c = New()
 	k.c.Step(k.input())
 	k.c.Deleted(k.now, 1, base.ErrObjectStore)
@@ -284,7 +284,8 @@ func TestSweeps(t *testing.T) {
 	k.cfg.SweepInterval = time.Minute
 	k.c = New()
 	k.none(0)
-	k.one(time.Minute, FindOrphans)
+	k.none(time.Minute/8 - 1)
+	k.one(1, FindOrphans)
 	k.none(time.Hour)
 	k.c.Found(k.now, k.cfg.SweepInterval, nil, base.ErrObjectStore)
 	k.none(499 * time.Millisecond)
