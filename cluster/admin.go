@@ -224,7 +224,7 @@ func (r *replica) hashAt(ctx context.Context, q shardRequest) (*ReplicaHash, err
 		report, err = r.machine.HashAt(ctx, mark)
 	}
 	if err != nil {
-		return nil, err
+		return nil, r.suspect(err)
 	}
 	content, ops := report.Sum()
 	return &ReplicaHash{Node: r.opts.NodeID, Index: report.Index, ClockMs: report.ClockMs, Content: content, Ops: ops}, nil

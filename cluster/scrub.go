@@ -34,7 +34,40 @@ type scrubState struct {
 	at atomic.Int64
 	// giving: one goroutine waits to give the replica up.
 	giving atomic.Bool
+	// looking: one goroutine looks whether what a read met is damage.
+	looking atomic.Bool
 }
+
+// suspectBytesPerSecond bounds the scrub of a replica of which a read has met
+// damage: others wait for its disk too, but not for as long as at other scrubs.
+const suspectBytesPerSecond = 128 << 20
+
+// suspect has the replica scrubbed if err, of a read, says that its files are
+// damaged, and so rebuilt if they are. What a read says is not believed alone: it
+// may be of what was asked for, or of a transfer from the disk. It returns err.
+func (r *replica) suspect(err error) error {
+	if !errors.Is(err, base.ErrCorrupt) || r.scrubs.giving.Load() || !r.scrubs.looking.CompareAndSwap(false, true) {
+		return err
+	}
+	r.logger.Error("a read met damage; the replica is scrubbed", "error", err)
+	r.spawn(func() {
+		defer r.scrubs.looking.Store(false)
+		if _, serr := r.scrub(r.ctx, suspectBytesPerSecond); serr != nil && r.ctx.Err() == nil {
+			r.logger.Warn("scrubbing after a read met damage", "error", serr)
+		}
+		// Whoever asks again and again for what only looks like damage must not
+		// keep the disk busy.
+		select {
+		case <-time.After(suspectPause):
+		case <-r.ctx.Done():
+		}
+	})
+	return err
+}
+
+// suspectPause is the least time between the scrubs of one replica that reads
+// have caused.
+const suspectPause = 10 * time.Second
 
 // scrubLoop scrubs the replicas of this node, one at a time, each once per
 // Options.ScrubInterval.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/testcluster"
 )
 
@@ -337,4 +338,79 @@ func TestReplicasThatGiveUpAtOnceAreRebuiltInTurn(t *testing.T) {
 		t.Errorf("sum %d, want 11", got)
 	}
 	k.checkHashes()
+}
+
+// Whoever meets the damage first, a read, a scan or a hash: the replica is rebuilt
+// without waiting for the next scrub.
+func TestReadThatMeetsDamageHasTheReplicaRebuilt(t *testing.T) {
+	for name, read := range map[string]func(k *kit, victim int) error{
+		"hash": func(k *kit, _ int) error {
+			hashes, err := k.Node(0).HashShard(k.ctx(), 1)
+			for _, h := range hashes {
+				if h.Error != "" {
+					err = errors.Join(err, errors.New(h.Error))
+				}
+			}
+			return err
+		},
+		"read": func(k *kit, victim int) error {
+			k.lead(victim)
+			var failed error
+			for i := range 200 {
+				_, err := k.readAt(victim, 5*time.Second, state.Query{State: k.values, Kind: state.QueryGet, Key: []byte(fmt.Sprint("k", i))})
+				failed = errors.Join(failed, err)
+			}
+			return failed
+		},
+		"scan": func(k *kit, victim int) error {
+			k.lead(victim)
+			s, err := k.Node(victim).OpenScan(k.ctx(), &cluster.ScanRequest{Route: k.route(), Query: state.ScanQuery{State: k.values}})
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			for more := true; more && err == nil; {
+				_, _, more, err = s.Next(k.ctx())
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKit(t, testcluster.Options{Engine: "rocks", Configure: func(_ int, o *cluster.Options) { o.CheckInterval = 50 * time.Millisecond }})
+			onDisk(k)
+			victim := k.follower()
+			before := k.generation(victim)
+			// As a restart finds it: nothing of the file is in memory.
+			k.Stop(victim)
+			path, size := largest(t, k.Dir(victim), replicaFiles["rocks"].store)
+			flip(t, path, size/3)
+			k.Start(victim)
+			k.Eventually("the replica has it all", func() error { return k.level(victim) })
+			if err := read(k, victim); err == nil {
+				t.Fatal("nothing met the damage")
+			}
+			k.Eventually("the replica is rebuilt", func() error {
+				if k.generation(victim) == before {
+					return errors.New("it is the same replica")
+				}
+				return k.level(victim)
+			})
+			k.checkHashes()
+		})
+	}
+}
+
+// lead makes a node the leader of shard 1.
+func (k *kit) lead(node int) {
+	k.t.Helper()
+	k.Eventually("the node leads", func() error {
+		if k.Node(node).Leads(1) {
+			return nil
+		}
+		_, err := k.Node(node).TransferLeader(k.ctx(), 1, testcluster.ID(node))
+		if err == nil && !k.Node(node).Leads(1) {
+			err = errors.New("not yet")
+		}
+		return err
+	})
 }

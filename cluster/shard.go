@@ -361,7 +361,7 @@ func (r *replica) read(ctx context.Context, req *ReadRequest) (*ReadReply, error
 	reply, err := r.answer(ctx, req)
 	if err != nil {
 		r.metrics.refused(err)
-		return nil, r.detailed(err)
+		return nil, r.detailed(r.suspect(err))
 	}
 	return reply, nil
 }
@@ -394,6 +394,9 @@ func (r *replica) answer(ctx context.Context, req *ReadRequest) (*ReadReply, err
 	reply.Answers, err = answerQueries(v.ReadMany, queries, failed, req.Room)
 	if err != nil {
 		return nil, err
+	}
+	for _, err := range failed {
+		_ = r.suspect(err)
 	}
 	reply.Errs = failed
 	return reply, nil
@@ -481,6 +484,7 @@ func fillQuery(h *raftfsm.Header, q *state.Query) error {
 
 // Scan is a scan that is open on one instant.
 type Scan struct {
+	of    *replica
 	view  *raftfsm.ReadView
 	query state.ScanQuery
 	key   *state.Query // in place of query: pages of one key
@@ -509,7 +513,7 @@ func (r *replica) openScan(ctx context.Context, req *ScanRequest) (*Scan, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &Scan{view: v, query: req.Query}
+	s := &Scan{of: r, view: v, query: req.Query}
 	if req.Key != nil {
 		q := *req.Key
 		if err := fillQuery(v.Header, &q); err != nil {
@@ -541,7 +545,7 @@ func (s *Scan) Next(ctx context.Context) (items []state.ScanItem, cursor []byte,
 		s.query.Cursor = next
 	}
 	if err != nil {
-		return nil, nil, false, err
+		return nil, nil, false, s.of.suspect(err)
 	}
 	s.done = next == nil
 	return items, next, !s.done, nil

@@ -152,6 +152,7 @@ func (r *replica) beginUpload(b raftfsm.Barrier) {
 			r.metrics.upload("abandoned")
 			r.logger.Info("an upload was given up: its checkpoint has ended", "checkpoint", b.Number)
 		default:
+			_ = r.suspect(err)
 			r.metrics.upload("failed")
 			r.logger.Warn("uploading for a checkpoint", "checkpoint", b.Number, "error", err)
 			r.node.failUpload(r.ctx, b.Number, r.id, b.Attempt, err.Error())

@@ -67,19 +67,27 @@ func (m *Machine) takeMark(id uint64) error {
 		old, all = all[:n], all[n:]
 	}
 	m.mu.marks = all
-	if m.mu.marked != nil {
-		close(m.mu.marked)
-		m.mu.marked = nil
-	}
 	m.mu.Unlock()
+	m.wakeMarks()
 	for _, o := range old {
 		m.releaseMark(o)
 	}
 	return nil
 }
 
-// WaitMark waits until the view of a hash mark is kept here, or the context
-// ends. A mark is kept a moment after its entry counts as applied.
+// wakeMarks lets those who wait for a mark look again: one was added, or the
+// machine has stopped.
+func (m *Machine) wakeMarks() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mu.marked != nil {
+		close(m.mu.marked)
+		m.mu.marked = nil
+	}
+}
+
+// WaitMark waits until the view of a hash mark is kept here, the machine stops,
+// or the context ends. A mark is kept a moment after its entry counts as applied.
 func (m *Machine) WaitMark(ctx context.Context, id uint64) error {
 	for {
 		m.mu.Lock()

@@ -283,6 +283,7 @@ func (m *Machine) stop(err error) {
 	if m.failure.CompareAndSwap(nil, &err) {
 		m.opts.OnFatal(err)
 		m.waits.fail(err)
+		m.wakeMarks()
 	}
 }
 
@@ -352,5 +353,6 @@ func (m *Machine) Close() error {
 func (m *Machine) stopQuietly(err error) {
 	if m.failure.CompareAndSwap(nil, &err) {
 		m.waits.fail(err)
+		m.wakeMarks()
 	}
 }

@@ -169,3 +169,22 @@ func TestHashReportsNameWhatDiffers(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Whoever waits for a mark of a replica that is replaced is told, and does not wait
+// for as long as it may.
+func TestWaitMarkEndsWithTheMachine(t *testing.T) {
+	r := newReplica(t, raftfsm.Options{})
+	begun, ended := make(chan struct{}), make(chan error)
+	go func() {
+		close(begun)
+		ended <- r.m.WaitMark(context.Background(), 77)
+	}()
+	<-begun
+	if err := r.m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, base.ErrClosed) {
+		t.Errorf("%v", err)
+	}
+	r.open()
+}
