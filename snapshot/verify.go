@@ -63,15 +63,22 @@ type Verification struct {
 	Bad []BadObject
 }
 
-// Err is nil if nothing is bad, else it names every bad object, and is
-// base.ErrCorrupt.
+// maxNamed bounds the bad objects that an error names; Bad has them all.
+const maxNamed = 50
+
+// Err is nil if nothing is bad, else it names the bad objects, the first 50 of
+// them, and is base.ErrCorrupt.
 func (v *Verification) Err() error {
 	if len(v.Bad) == 0 {
 		return nil
 	}
-	texts := make([]string, len(v.Bad))
+	var texts []string
 	for i, b := range v.Bad {
-		texts[i] = fmt.Sprintf("%s is %s (%s)", b.Key, b.Fault, b.Why)
+		if i == maxNamed {
+			texts = append(texts, fmt.Sprintf("and %d more", len(v.Bad)-i))
+			break
+		}
+		texts = append(texts, fmt.Sprintf("%s is %s (%s)", b.Key, b.Fault, b.Why))
 	}
 	return fmt.Errorf("%d bad objects: %s: %w", len(v.Bad), strings.Join(texts, "; "), base.ErrCorrupt)
 }

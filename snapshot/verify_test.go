@@ -149,6 +149,21 @@ func TestVerifyNamesAllBadObjects(t *testing.T) {
 	}
 }
 
+// However much is bad, the error stays short; the list has all.
+func TestVerifyErrorIsBounded(t *testing.T) {
+	v := &snapshot.Verification{}
+	if err := v.Err(); err != nil {
+		t.Error(err)
+	}
+	for i := range 100_000 {
+		v.Bad = append(v.Bad, snapshot.BadObject{Key: snapshot.ObjectKey(cluster, sha256.Sum256([]byte{byte(i)}), uint64(i+1)), Fault: snapshot.FaultMissing, Why: "no such object"})
+	}
+	err := v.Err()
+	if err == nil || len(err.Error()) > 16*kib || !strings.Contains(err.Error(), "100000 bad objects") || !strings.Contains(err.Error(), "and 99950 more") {
+		t.Errorf("%.300v", err)
+	}
+}
+
 func manifestKeys(t testing.TB, s objectstore.Store, meta string) (keys []string) {
 	t.Helper()
 	raw, err := objectstore.ReadAll(testCtx(t), s, meta, 1<<20)
