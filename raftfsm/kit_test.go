@@ -261,7 +261,8 @@ func (r *replica) write(q *raftfsm.Request) raftfsm.Result {
 
 func (r *replica) view() *raftfsm.ReadView {
 	r.t.Helper()
-	v, err := r.m.ReadView(1, 1)
+	h := r.m.Header()
+	v, err := r.m.ReadView(h.Epoch, h.Incarnation)
 	if err != nil {
 		r.t.Fatal(err)
 	}

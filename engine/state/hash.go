@@ -86,7 +86,7 @@ func (l Layout) HashGroups(ctx context.Context, r engine.Reader, decls []*Declar
 
 // hashState adds the entries of one state to the sums of their groups.
 func (l Layout) hashState(ctx context.Context, r engine.Reader, d *Declaration, groups keygroup.Range, sums []Hash128) error {
-	lo, hi := l.groupBounds(groups)
+	lo, hi := l.GroupBounds(groups)
 	it := r.Scan(d.ID, lo, hi, engine.ScanOptions{})
 	defer it.Close()
 	var scratch []byte

@@ -86,8 +86,8 @@ func prefixEnd(prefix []byte) []byte {
 	return end
 }
 
-// groupBounds returns [lo, hi) of the engine keys of the groups in r.
-func (l Layout) groupBounds(r keygroup.Range) (lo, hi []byte) {
+// GroupBounds returns [lo, hi) of the engine keys of the groups in r.
+func (l Layout) GroupBounds(r keygroup.Range) (lo, hi []byte) {
 	lo = keygroup.AppendGroup(nil, l.M, r.Lo)
 	// A group is at most 127 in one byte and 32767 in two, so Hi always fits.
 	hi = keygroup.AppendGroup(nil, l.M, r.Hi)

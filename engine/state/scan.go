@@ -45,7 +45,7 @@ func (l Layout) Scan(r engine.Reader, d *Declaration, q *ScanQuery) (items []Sca
 	if err := l.ValidateScan(d, q); err != nil {
 		return nil, nil, err
 	}
-	lo, hi := l.groupBounds(q.Range)
+	lo, hi := l.GroupBounds(q.Range)
 	if len(q.Cursor) > 0 {
 		if lo, err = l.scanStart(d, q); err != nil {
 			return nil, nil, err
@@ -264,7 +264,7 @@ func (l Layout) count(r engine.Reader, d *Declaration, rng keygroup.Range, limit
 	if err := l.ValidateScan(d, q); err != nil {
 		return 0, err
 	}
-	lo, hi := l.groupBounds(rng)
+	lo, hi := l.GroupBounds(rng)
 	w := l.newWalk(r, d, q, lo, hi)
 	defer w.close()
 	w.limit = limit
