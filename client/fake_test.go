@@ -2,6 +2,7 @@ package keel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -52,6 +53,7 @@ type fake struct {
 	lastID      uint64
 	applied     []string // the values of the mutations, in the order applied
 	sequence    uint64
+	barrier     uint64                      // the newest that the shard has passed
 	writes      []*keelstatepb.WriteRequest // every request that arrived
 	reached     []int                       // the node that each of them reached
 	// script decides about a write at a node; nil is the normal deed.
@@ -274,7 +276,11 @@ func (f *fake) carryOut(q *keelstatepb.WriteRequest, d deed) *keelstatepb.WriteR
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	refuse := func(err error) *keelstatepb.WriteResult {
-		return &keelstatepb.WriteResult{Tag: q.GetTag(), Error: apierr.ToDetail(err)}
+		r := &keelstatepb.WriteResult{Tag: q.GetTag(), Error: apierr.ToDetail(err)}
+		if errors.Is(err, base.ErrPrecondition) { // the state machine refuses, with a position
+			r.Token = &keelstatepb.Token{Shard: 1, Sequence: f.sequence, Barrier: f.barrier}
+		}
+		return r
 	}
 	if d.refuse != nil {
 		return refuse(d.refuse)
@@ -318,7 +324,7 @@ func (f *fake) executeLocked(q *keelstatepb.WriteRequest) *keelstatepb.WriteResu
 		f.sequence++
 		f.applied = append(f.applied, string(m.GetValue()))
 	}
-	return &keelstatepb.WriteResult{Tag: q.GetTag(), Token: &keelstatepb.Token{Shard: 1, Sequence: f.sequence}}
+	return &keelstatepb.WriteResult{Tag: q.GetTag(), Token: &keelstatepb.Token{Shard: 1, Sequence: f.sequence, Barrier: f.barrier}}
 }
 
 func (n *fakeNode) ReadStream(s grpc.BidiStreamingServer[keelstatepb.ReadBatch, keelstatepb.ReadResults]) error {

@@ -250,3 +250,56 @@ func TestCallOutOfTimeTellsTheLastRefusal(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 }
+
+// Every answer that shows what is behind the barrier of a checkpoint tells the
+// client of it, and so the next write, wherever it goes: one without a session, a
+// page of a scan, and a refusal by what the shard holds.
+func TestEveryAnswerTellsItsBarrier(t *testing.T) {
+	f := newFake(t, 1)
+	v := f.value(f.client())
+	bare := func(x string) error {
+		_, err := v.client.Batch().Add(v.SetOp("a", x)).WithoutSession().Commit(testContext(t))
+		return err
+	}
+	passed := func(n uint64) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.barrier = n
+	}
+	next := func() uint64 {
+		t.Helper()
+		if err := bare("x"); err != nil {
+			t.Fatal(err)
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.writes[len(f.writes)-1].GetBarrierSeen()
+	}
+	passed(3)
+	if got := next(); got != 0 {
+		t.Fatalf("the first write has seen barrier %d", got)
+	}
+	passed(4)
+	if got := next(); got != 3 {
+		t.Errorf("after a write without a session: barrier %d, want 3", got)
+	}
+	f.scan = func(_ int, _ *keelstatepb.ScanRequest, s grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+		return s.Send(&keelstatepb.ScanPage{Token: &keelstatepb.Token{Shard: 1, Barrier: 7}})
+	}
+	for _, err := range v.Scan(testContext(t), ScanOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := next(); got != 7 {
+		t.Errorf("after a scan: barrier %d, want 7", got)
+	}
+	passed(9)
+	f.setScript(once(deed{refuse: base.ErrPrecondition}))
+	if err := bare("y"); !errors.Is(err, ErrPrecondition) {
+		t.Fatal(err)
+	}
+	if got := next(); got != 9 {
+		t.Errorf("after a refusal: barrier %d, want 9", got)
+	}
+}

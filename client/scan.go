@@ -111,6 +111,7 @@ func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, pag
 			break
 		}
 		c.answered(req.Shard, r.node)
+		c.sawBarrier(p.GetToken().GetBarrier())
 		if !page(p) {
 			return r.node, false, nil
 		}

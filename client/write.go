@@ -249,6 +249,7 @@ func (c *Client) bareOnce(ctx context.Context, p *part) (*keelstatepb.WriteResul
 		}
 		return nil, r.node, deadlineError(ctx.Err(), OutcomeUnknown)
 	case o := <-answer:
+		c.sawBarrier(o.res.GetToken().GetBarrier())
 		switch {
 		case o.err != nil:
 			e := streamError(o.err, o.sent)

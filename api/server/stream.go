@@ -263,6 +263,12 @@ func (v *stateService) written(ctx context.Context, p *pipeline[*keelstatepb.Wri
 	} else {
 		out.Error = v.s.detail(ctx, err)
 		bytes = detailBytes(out.Error)
+		if r.Token.Group != 0 {
+			// The shard has looked at its state to refuse it: the client has seen
+			// what is behind the barrier that the token names.
+			out.Token = token(r.Token)
+			bytes += 64
+		}
 	}
 	v.s.metrics.write.answered(err, start)
 	p.answer(out, bytes, size)

@@ -56,7 +56,7 @@ func TestWriteStream(t *testing.T) {
 		mu.Unlock()
 		r := raftfsm.Result{Token: raftfsm.Token{Group: route.Group, Sequence: req.Seq}, Replayed: req.Seq%7 == 0}
 		if req.Seq%5 == 0 {
-			r = raftfsm.Result{Err: &base.Error{Cause: base.ErrPrecondition, Ordinal: 3}}
+			r.Err = &base.Error{Cause: base.ErrPrecondition, Ordinal: 3}
 		}
 		if rand.IntN(2) == 0 {
 			done(r)
@@ -107,6 +107,9 @@ func TestWriteStream(t *testing.T) {
 		if i%5 == 0 {
 			if err := apierr.FromDetail(r.Error); !errors.Is(err, base.ErrPrecondition) || r.Error.Ordinal != 3 || !r.Error.HasOrdinal {
 				t.Fatalf("request %d: %v", i, r.Error)
+			}
+			if r.Token.GetSequence() != i {
+				t.Fatalf("request %d: the refusal has the token %v", i, r.Token)
 			}
 		} else if r.Error != nil || r.Token.GetSequence() != i || r.Token.GetShard() != 4 || r.Replayed != (i%7 == 0) {
 			t.Fatalf("request %d: %v", i, r)
