@@ -297,6 +297,19 @@ func TestVerifyRefusesForeignObjects(t *testing.T) {
 	}
 }
 
+// A manifest that is whole in itself, but not the one that was stored, is damaged,
+// whatever it says.
+func TestVerifyRefusesAnotherManifestUnderTheName(t *testing.T) {
+	s := openStore(t)
+	c, meta := twoShards(t, s, 1)
+	key := c.Shards[0].ManifestKey
+	m := readManifest(t, s, key)
+	m.Files[0].SHA256[0] ^= 1
+	s.change(t, key, func([]byte) []byte { return mustEncode(t, m) })
+	v, err := verify(t, s, meta, false)
+	expectBad(t, v, err, key, snapshot.FaultDamaged)
+}
+
 // A place in the middle of a pack that holds another file's bytes is found by the
 // full look, though the pack is right.
 func TestVerifyLooksAtPartsOfPacks(t *testing.T) {
