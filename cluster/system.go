@@ -52,7 +52,7 @@ func (n *Node) startSystem(generation uint64, bootstrap bool) (*system, error) {
 		return nil, err
 	}
 	dir := filepath.Join(n.opts.DataDir, "system", fmt.Sprintf("%d", generation))
-	snaps, err := raft.NewFileSnapshotStoreWithLogger(dir, 2, s.raftLogger())
+	snaps, err := openSystemSnapshots(n.opts.DataDir, dir, s.raftLogger())
 	if err != nil {
 		return nil, fmt.Errorf("opening the system group's snapshots: %w", err)
 	}

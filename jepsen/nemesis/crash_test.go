@@ -208,6 +208,67 @@ func TestCrashPowerLossBehindACutLog(t *testing.T) {
 	}
 }
 
+// TestCrashPowerLossBehindAMetadataSnapshot is the same for the log of the system
+// group, which is cut behind a snapshot of its own kind.
+func TestCrashPowerLossBehindAMetadataSnapshot(t *testing.T) {
+	must(t, build())
+	f := newFleet(t, host.Options{NodeBinary: filepath.Join(binaries, "node"), CtlBinary: filepath.Join(binaries, "keelctl"), Net: host.NetLoopback,
+		Disk: host.DiskFault, Flags: []string{"--log-size", "1MiB"}}, host.CapFuse)
+	must(t, f.Found(t.Context(), 1))
+	// Sessions that come and go fill it.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				if err := oneSession(ctx, f.Endpoints(), fmt.Sprint(worker, "-", i)); err != nil && ctx.Err() == nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	eventually(t, func() error {
+		for _, n := range f.Nodes {
+			made, err := filepath.Glob(filepath.Join(n.Disk.Dir, "data", "system", "*", "snapshots", "*", "meta.json"))
+			if err != nil || len(made) == 0 {
+				return fmt.Errorf("%s has no snapshot of the metadata: %w", n.ID, err)
+			}
+		}
+		return nil
+	})
+	cancel()
+	wg.Wait()
+	_, err := f.PowerLoss(f.Nodes, faultfs.DropAll, 1)
+	must(t, err)
+	must(t, f.StartAll())
+	healing, done := context.WithTimeout(t.Context(), time.Minute)
+	defer done()
+	must(t, f.WaitHealthy(healing))
+	must(t, oneSession(healing, f.Endpoints(), "after"))
+	for _, n := range f.Nodes {
+		if b, err := os.ReadFile(n.LogFile); err != nil || strings.Contains(string(b), "system group is damaged") {
+			t.Errorf("the metadata of %s are damaged: %v", n.ID, err)
+		}
+	}
+}
+
+// oneSession opens a session, writes in it, and closes it.
+func oneSession(ctx context.Context, endpoints []string, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	client, err := keel.Open(ctx, endpoints)
+	if err != nil {
+		return err
+	}
+	values, err := keel.DeclareValue(ctx, client.Keyspace("sessions", keel.String.Type()), "v", keel.String)
+	if err == nil {
+		_, err = values.Set(ctx, key, key)
+	}
+	return errors.Join(err, client.Close(ctx))
+}
+
 // logWasCut says whether a node has taken a snapshot of the first shard, which is
 // when it cuts its log.
 func logWasCut(n *host.Node) (bool, error) {
