@@ -27,6 +27,8 @@ type Store struct {
 	dir string
 
 	closed atomic.Bool
+	// syncFolder makes the names in a folder durable; tests make it fail.
+	syncFolder func(*os.File) error
 
 	mu sync.Mutex
 	// root is set by the first call that can open the directory, and stays; who has
@@ -38,7 +40,7 @@ var _ objectstore.Store = (*Store)(nil)
 
 // New returns the store in dir, which is made when it is first needed: until then
 // its disk may be missing, and calls fail.
-func New(dir string) *Store { return &Store{dir: dir} }
+func New(dir string) *Store { return &Store{dir: dir, syncFolder: (*os.File).Sync} }
 
 // Open opens the store in dir, which is made if it is not there.
 func Open(dir string) (*Store, error) {
@@ -129,7 +131,7 @@ func (s *Store) Put(ctx context.Context, key string, body objectstore.Body) erro
 func (s *Store) put(ctx context.Context, key string, body objectstore.Body) error {
 	// An object that is there need not be written first to find out.
 	if _, err := s.root.Lstat(key); err == nil {
-		return base.ErrConflict
+		return s.taken(key)
 	}
 	if err := s.mkdir(uploads); err != nil {
 		return err
@@ -194,13 +196,23 @@ func (s *Store) publish(temp, key string) error {
 		case err == nil:
 			return s.sync(folder)
 		case errors.Is(err, fs.ErrExist):
-			return base.ErrConflict
+			return s.taken(key)
 		case errors.Is(err, fs.ErrNotExist) && try < publishTries:
 			// A Delete has removed the folder, which was empty.
 		default:
 			return failed("linking "+key, err)
 		}
 	}
+}
+
+// taken is what Put says of a key that has an object. Its caller may take that
+// object for its own, whose name may not be durable yet: the Put that made it may
+// be under way, or may have failed at that (OF2).
+func (s *Store) taken(key string) error {
+	if err := s.sync(path.Dir(key)); err != nil {
+		return err
+	}
+	return base.ErrConflict
 }
 
 // mkdir makes a folder and those above it, each durable.
@@ -219,7 +231,11 @@ func (s *Store) mkdir(folder string) error {
 	}
 	switch err := s.root.Mkdir(folder, 0o750); {
 	case err == nil, errors.Is(err, fs.ErrExist):
-		return s.sync(path.Dir(folder))
+		err := s.sync(path.Dir(folder))
+		if err != nil {
+			_ = s.root.Remove(folder) // if it is empty: the next try has to sync it
+		}
+		return err
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // a Delete has removed the one above: the caller tries again
 	default:
@@ -235,7 +251,7 @@ func (s *Store) sync(folder string) error {
 	if err != nil {
 		return failed("opening folder "+folder, err)
 	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(s.syncFolder(f), f.Close()); err != nil {
 		return failed("syncing folder "+folder, err)
 	}
 	return nil

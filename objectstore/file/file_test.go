@@ -35,6 +35,32 @@ func TestConformance(t *testing.T) {
 	objectstoretest.Run(t, objectstoretest.Options{Open: func(t testing.TB) objectstore.Store { return open(t, t.TempDir()) }})
 }
 
+// OF2: an object whose folder could not be synced is not said to be there, for who
+// finds it there takes it for stored; nor is one in a folder whose own name may be
+// lost.
+func TestNamesThatAreNotDurableAreNotTaken(t *testing.T) {
+	for _, failing := range []string{"a/b", "a"} {
+		s := open(t, t.TempDir())
+		sync, troubles := s.syncFolder, 2
+		s.syncFolder = func(f *os.File) error {
+			if name, err := filepath.Rel(s.dir, f.Name()); err == nil && name == failing && troubles > 0 {
+				troubles--
+				return unix.EIO
+			}
+			return sync(f)
+		}
+		put := func() error { return s.Put(context.Background(), "a/b/c", objectstore.Bytes([]byte("x"))) }
+		for try := range 2 {
+			if err := put(); !errors.Is(err, base.ErrObjectStore) || errors.Is(err, base.ErrConflict) {
+				t.Fatalf("try %d with folder %s in trouble: %v", try, failing, err)
+			}
+		}
+		if err := put(); failing == "a/b" != errors.Is(err, base.ErrConflict) || failing == "a" && err != nil {
+			t.Errorf("folder %s: %v", failing, err)
+		}
+	}
+}
+
 // What is stored is there when the directory is opened again, also by another
 // process beside; nothing else is left in it.
 func TestObjectsSurviveTheStore(t *testing.T) {
