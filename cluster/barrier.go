@@ -132,10 +132,12 @@ func (r *replica) attendCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard) 
 		switch {
 		case !passed && s.State == meta.CheckpointShardAnnounced:
 			r.flushForCheckpoint(c, s)
-		case r.passedBarrier.Load() >= c.Number && s.State != meta.CheckpointShardUploaded && !r.node.uploads.has(s.Attempt):
+		case r.passedBarrier.Load() >= c.Number && s.State != meta.CheckpointShardUploaded && !r.node.uploads.has(s.Attempt) && r.telling.CompareAndSwap(false, true):
 			// Its files are gone, with the process that had them or behind a
 			// snapshot that the replica has installed.
+			// Told once at a time: it may take as long as the system group is away.
 			r.spawn(func() {
+				defer r.telling.Store(false)
 				r.node.failUpload(r.ctx, c.Number, r.id, s.Attempt, "the uploader was restarted, or has passed the barrier within a snapshot")
 			})
 		}

@@ -55,6 +55,8 @@ type replica struct {
 	// passedBarrier is the newest barrier for which the uploader's part was begun,
 	// or that the store held when it was opened or installed.
 	passedBarrier atomic.Uint64
+	// telling says that the system group is being told that an upload is lost.
+	telling atomic.Bool
 	// flushWait is since when the leader waits for an uploader's flush; owned by
 	// the checkpoint loop.
 	flushWait struct {
