@@ -412,6 +412,47 @@ func TestStoreInTroubleFailsTheCheckpointAlone(t *testing.T) {
 	k.mustCreate()
 }
 
+// What the registry knows and the store has not is stored again: the bucket was
+// emptied, or the nodes were given another one.
+func TestObjectsThatTheStoreHasLostAreStoredAgain(t *testing.T) {
+	k := newCheckpointKit(t, testcluster.Options{})
+	k.mustWrite(k.put("a", "1"))
+	k.mustCreate()
+	var keys []string
+	for o, err := range k.objects.List(k.ctx(), "", "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, o.Key)
+	}
+	if err := k.objects.Delete(k.ctx(), keys...); err != nil || len(keys) == 0 {
+		t.Fatal(err, len(keys))
+	}
+	c := k.mustCreate()
+	if found, err := k.Node(0).VerifyCheckpoint(k.ctx(), c.Number, false, nil); err != nil || len(found.Bad) > 0 {
+		t.Errorf("%v %+v", err, found)
+	}
+}
+
+// The coordinator's node has another store than the uploaders: no checkpoint
+// completes that lies in two places.
+func TestNodesWithDifferentStoresCompleteNothing(t *testing.T) {
+	k := newCheckpointKit(t, testcluster.Options{})
+	k.mustWrite(k.put("a", "1"))
+	k.faults(func(op fault.Op, _ string) fault.Fault {
+		if op == fault.OpStat {
+			return fault.Fault{Err: base.ErrNotFound}
+		}
+		return fault.Fault{}
+	})
+	c, err := k.create(0)
+	if err != nil || c.Phase != meta.CheckpointFailed || !strings.Contains(c.Error, "--object-store") {
+		t.Fatalf("%v %+v", err, c)
+	}
+	k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{} })
+	k.mustCreate()
+}
+
 // Whoever is restarted while a checkpoint runs, it ends, and the next one is whole.
 func TestCheckpointsSurviveRestarts(t *testing.T) {
 	for _, who := range []string{"uploader", "coordinator", "leader"} {

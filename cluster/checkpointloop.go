@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/cluster/checkpoint"
 	"github.com/keelstate/keelstate/internal/base"
@@ -19,6 +21,8 @@ const (
 	maxSteps = 16
 	// storeTimeout bounds one piece of the coordinator's work at the object store.
 	storeTimeout = 5 * time.Minute
+	// maxManifestLooks bounds the manifests that are looked for at once.
+	maxManifestLooks = 8
 	// sweepInterval is the time between two searches for orphans.
 	sweepInterval = time.Hour
 )
@@ -122,7 +126,12 @@ func (l *checkpointLead) step() {
 		}
 		proposed := false
 		for _, a := range l.coordinator.Step(n.checkpointInput(v, l.now())) {
-			if a.Kind != checkpoint.Propose {
+			switch a.Kind {
+			case checkpoint.Propose:
+			case checkpoint.Complain:
+				n.logger.Warn("checkpoints: a step cannot be taken", "error", a.Why)
+				continue
+			default:
 				l.work(v, a)
 				continue
 			}
@@ -201,10 +210,35 @@ func (n *Node) storeMetadata(ctx context.Context, v *meta.View, number uint64) (
 	if err != nil {
 		return sum, 0, err
 	}
+	if err := n.findManifests(ctx, m); err != nil {
+		return sum, 0, err
+	}
 	failpoint.Hit("cluster.checkpoint.before-metadata")
 	sum, size, err = snapshot.StoreMetadata(ctx, n.opts.Objects, m)
 	failpoint.Hit("cluster.checkpoint.after-metadata")
 	return sum, size, err
+}
+
+// findManifests looks for what the uploaders say they have stored. A node that has
+// another store than they would complete a checkpoint that lies in no one place.
+func (n *Node) findManifests(ctx context.Context, m *snapshot.Checkpoint) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(maxManifestLooks)
+	for _, s := range m.Shards {
+		g.Go(func() error {
+			o, err := n.opts.Objects.Stat(ctx, s.ManifestKey)
+			switch {
+			case errors.Is(err, base.ErrNotFound):
+			case err != nil:
+				return fmt.Errorf("looking for the manifest of shard %s: %w", s.Group, err)
+			case o.Size == s.ManifestSize:
+				return nil
+			}
+			return fmt.Errorf("node %s does not find the manifest that shard %s has stored (%s); start every node with the same --object-store: %w",
+				n.opts.NodeID, s.Group, s.ManifestKey, base.ErrConflict)
+		})
+	}
+	return g.Wait()
 }
 
 // deletePlanned deletes the keys of a plan that is committed.

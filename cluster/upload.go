@@ -188,6 +188,9 @@ func (r *replica) upload(ctx context.Context, c *cut) error {
 	}
 	up, err := snapshot.Upload(ctx, c.dir, m, snapshot.UploadOptions{
 		Store: r.node.opts.Objects, Prefix: string(v.Cluster().ID), Attempt: c.barrier.Attempt,
+		// The registry says what was stored, not what this node's store holds by
+		// now: it may be another one, or have lost objects.
+		CheckReused: true,
 		Known: func(sum [32]byte, size int64) (snapshot.Place, bool) {
 			p, ok := v.FindContent(sum, size)
 			return snapshot.Place{Object: p.Object, Offset: p.Offset, Length: p.Length}, ok
