@@ -9,11 +9,12 @@ import (
 )
 
 const (
-	operationColumns = "id operation phase done error startedMs updatedMs"
-	writtenColumns   = "shard sequence token"
-	valueColumns     = "value null version token"
-	keyColumns       = "key namespace group shard"
-	stateColumns     = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
+	operationColumns  = "id operation phase done error startedMs updatedMs"
+	checkpointColumns = "number phase automatic created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups"
+	writtenColumns    = "shard sequence token"
+	valueColumns      = "value null version token"
+	keyColumns        = "key namespace group shard"
+	stateColumns      = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
 )
 
 // columns are the keys of what each command prints, by its path without the
@@ -29,6 +30,11 @@ var columns = map[string]string{
 	"shard transfer":    "shard leader",
 	"shard snapshot":    "shard index bytes",
 	"shard compact":     "shard bytesBefore bytesAfter",
+	"checkpoint create": checkpointColumns + " shards",
+	"checkpoint list":   checkpointColumns,
+	"checkpoint show":   checkpointColumns + " shards",
+	"checkpoint verify": "number sound objects bytes files findings",
+	"checkpoint delete": "number",
 	"operation list":    operationColumns,
 	"operation show":    operationColumns,
 	"operation watch":   operationColumns,

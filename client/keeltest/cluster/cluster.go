@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"net"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	keel "github.com/keelstate/keelstate/client"
 	node "github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/internal/testcluster"
+	"github.com/keelstate/keelstate/objectstore/file"
 )
 
 // Options of a cluster; zero fields take the defaults named.
@@ -54,8 +56,20 @@ func New(t testing.TB, o Options) *Cluster {
 		listeners[i] = l
 		c.addresses = append(c.addresses, l.Addr().String())
 	}
+	dir := t.TempDir()
+	objects, err := file.Open(dir) // for checkpoints; it outlives the nodes
+	if err != nil {
+		t.Fatalf("opening an object store: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := objects.Close(); err != nil {
+			t.Errorf("closing the object store: %v", err)
+		}
+	})
 	c.nodes = testcluster.New(t, testcluster.Options{Nodes: o.Nodes, Shards: o.Shards, Engine: o.Engine, Unfounded: o.Unfounded,
-		Configure: func(i int, n *node.Options) { n.GRPCAddr = c.addresses[i] }})
+		Configure: func(i int, n *node.Options) {
+			n.GRPCAddr, n.Objects, n.ObjectsURI = c.addresses[i], objects, "file://"+filepath.ToSlash(dir)
+		}})
 	t.Cleanup(func() {
 		for i := range c.servers {
 			c.stopServing(i)
