@@ -18,9 +18,8 @@ const (
 	// passes the barrier all the same.
 	flushPatience = time.Second
 	// maxBarrierLead is by how much a barrier that a client has seen may be ahead
-	// of this node's metadata for the leader to pass it unseen. Whoever passes a
-	// number fails every checkpoint up to it, so that it is believed only where it
-	// is near.
+	// of this node's metadata for the leader to pass it while the system group cannot
+	// be asked. Whoever passes a number fails every checkpoint up to it.
 	maxBarrierLead = 16
 )
 
@@ -41,18 +40,9 @@ func (r *replica) seeBarrier(ctx context.Context, seen uint64) error {
 	if seen <= r.machine.Header().Barrier {
 		return nil
 	}
-	v, err := r.node.waitCheckpoint(ctx, seen)
-	if err != nil {
+	v, err := r.node.knowCheckpoint(ctx, seen)
+	if err != nil || v == nil {
 		return err
-	}
-	if newest := v.NextCheckpoint() - 1; seen > newest+maxBarrierLead {
-		// Far from what this node knows: only the system group can tell.
-		if v, err = r.node.system.Load().sync(ctx); err != nil {
-			return fmt.Errorf("looking for checkpoint %d: %w: %w", seen, base.ErrNotReady, err)
-		}
-		if seen >= v.NextCheckpoint() {
-			return nil // there never was such a checkpoint
-		}
 	}
 	if err := r.pass(ctx, v, seen); err != nil {
 		return fmt.Errorf("passing barrier %d in %s: %w: %w", seen, r.id, base.ErrNotReady, err)
@@ -60,27 +50,31 @@ func (r *replica) seeBarrier(ctx context.Context, seen uint64) error {
 	return nil
 }
 
-// waitCheckpoint waits, at most metadataWait, until this node knows the
-// checkpoint; it returns the newest metadata in either case.
-func (n *Node) waitCheckpoint(ctx context.Context, number uint64) (*meta.View, error) {
-	timer := time.NewTimer(metadataWait)
-	defer timer.Stop()
-	for {
-		changed := n.changes.wait()
-		v, err := n.metaView()
-		if err != nil || v.NextCheckpoint() > number {
-			return v, err
-		}
-		select {
-		case <-changed:
-		case <-timer.C:
-			return v, nil
-		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for checkpoint %d: %w: %w", number, base.ErrNotReady, ctx.Err())
-		case <-n.ctx.Done():
-			return nil, base.ErrShuttingDown
-		}
+// knowCheckpoint returns metadata by which a barrier that a client has seen is to
+// be judged, nil if there never was such a checkpoint: the system group knows, and
+// what it says counts. Where it does not answer within metadataWait, a number that
+// is near is believed, so that writes go on; one that is far is base.ErrNotReady.
+func (n *Node) knowCheckpoint(ctx context.Context, number uint64) (*meta.View, error) {
+	v, err := n.metaView()
+	if err != nil || v.NextCheckpoint() > number {
+		return v, err
 	}
+	asking, cancel := context.WithTimeout(ctx, metadataWait)
+	defer cancel()
+	newest, err := n.system.Load().sync(asking)
+	if err == nil {
+		if newest.NextCheckpoint() <= number {
+			return nil, nil
+		}
+		return newest, nil
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("looking for checkpoint %d: %w: %w", number, base.ErrNotReady, ctx.Err())
+	}
+	if v, verr := n.metaView(); verr == nil && number < v.NextCheckpoint()+maxBarrierLead {
+		return v, nil
+	}
+	return nil, fmt.Errorf("looking for checkpoint %d: %w: %w", number, base.ErrNotReady, err)
 }
 
 // pass proposes the barrier of a checkpoint, unless the checkpoint has ended by

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -60,18 +62,29 @@ func (n *Node) attendCheckpoints(v *meta.View) {
 		return
 	}
 	n.mu.Lock()
-	var running []*replica
-	for _, r := range n.mu.replicas {
-		if r.raft != nil && r.damage.Load() == nil {
-			running = append(running, r)
-		}
-	}
+	replicas := slices.Collect(maps.Values(n.mu.replicas))
 	n.mu.Unlock()
-	for _, r := range running {
-		if s := v.CheckpointShard(c.Number, r.id); s != nil {
+	for _, r := range replicas {
+		s := v.CheckpointShard(c.Number, r.id)
+		switch {
+		case s == nil:
+		case r.damage.Load() != nil:
+			n.missFromCheckpoint(r, c, s)
+		case r.raft != nil:
 			r.attendCheckpoint(c, s)
 		}
 	}
+}
+
+// missFromCheckpoint fails a checkpoint for which a damaged replica was to upload.
+func (n *Node) missFromCheckpoint(r *replica, c *meta.Checkpoint, s *meta.CheckpointShard) {
+	if s.Uploader != n.opts.NodeID || s.State == meta.CheckpointShardUploaded || !r.telling.CompareAndSwap(false, true) {
+		return
+	}
+	n.spawn(func() { // the replica may not be running
+		defer r.telling.Store(false)
+		n.failUpload(n.ctx, c.Number, r.id, s.Attempt, "the replica of the uploader is damaged; it is rebuilt from its peers")
+	})
 }
 
 // checkpointLead is the coordinator of checkpoints on this node. It belongs to
