@@ -256,7 +256,10 @@ func (c *Coordinator) lead(in *Input, r *meta.Checkpoint, propose proposeFunc, o
 	if r.Phase == meta.CheckpointMetadata && c.metadata.done {
 		txn, err := meta.CompleteTxn(v, in.WallMs, r.Number, c.metadata.sum, c.metadata.size, in.Config.Retain)
 		propose(fmt.Sprintf("completing checkpoint %d", r.Number), txn, err)
-		return
+		if err == nil {
+			return
+		}
+		// It ends at its timeout at the latest (CK2).
 	}
 	shards := v.CheckpointShards(r.Number)
 	if reason := c.hopeless(in, r, shards); reason != "" {
