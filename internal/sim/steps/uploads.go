@@ -31,6 +31,10 @@ type uploadJob struct {
 	stored  []meta.Object
 	reused  []string
 	started bool
+	// saw says that the registry was read in a view that showed the checkpoint
+	// running. A late one, or one whose node begins anew, may read an older view;
+	// then its report may be refused.
+	saw bool
 }
 
 // uploadObject is an object that is to be stored.
@@ -107,7 +111,7 @@ func (j *uploadJob) refused(err error) {
 	v := j.w.view(0)
 	c, s := v.Checkpoint(j.rec.Checkpoint), v.CheckpointShard(j.rec.Checkpoint, j.rec.Group)
 	running := c != nil && c.Running() && s != nil && s.State != meta.CheckpointShardUploaded
-	if errors.As(err, &e) && e.Field == "reused" && running && j.w.view(j.node.i).Revision() == v.Revision() {
+	if errors.As(err, &e) && e.Field == "reused" && running && j.saw && j.w.view(j.node.i).Revision() == v.Revision() {
 		j.w.loop.Problem("attempt %d of checkpoint %d, which runs: %v", j.rec.Attempt, c.Number, err)
 	}
 	delete(j.node.jobs, j.rec.Attempt)
@@ -132,6 +136,8 @@ func (j *uploadJob) begin() {
 		w.cuts[id] = slices.Clone(w.shards[j.rec.Group-1].files)
 	}
 	v := w.view(j.node.i)
+	c := v.Checkpoint(j.rec.Checkpoint)
+	j.saw = c != nil && c.Running()
 	if w.fault == ReusePlanned && j.node.old != nil {
 		v = j.node.old
 	}
