@@ -110,8 +110,11 @@ type driver struct {
 	clients []Client
 	rec     *history.Recorder
 	values  atomic.Int64 // the last unique value (JW3)
-	pace    pacer
-	keys    keyring
+	pace    pacer        // of what is not below
+	// together and alone share the rate where there are batches: of what is not
+	// sent in one, compare-and-set and the like, hardly anything would be left.
+	together, alone pacer
+	keys            keyring
 }
 
 func newDriver(name string, c Config) driver {
@@ -129,6 +132,8 @@ func (d *driver) Setup(_ context.Context, clients []Client, rec *history.Recorde
 	}
 	d.clients, d.rec = clients, rec
 	d.pace.interval = time.Duration(float64(time.Second) / d.cfg.Rate)
+	d.alone.interval = aloneShare * d.pace.interval
+	d.together.interval = d.pace.interval * aloneShare / (aloneShare - 1)
 	return nil
 }
 
@@ -157,18 +162,28 @@ func (d *driver) worker(n int) *worker {
 // Where all is nil there are no batches.
 func (d *driver) loop(ctx context.Context, n int, one func(w *worker), all func(w *worker, size int)) {
 	w := d.worker(n)
-	single := all == nil || d.cfg.Batch < 2 || w.client.Batches == nil || n%3 == 2
-	for d.pace.wait(ctx, 1) {
-		if single || !w.answered || w.rng.IntN(2) == 0 {
+	if all == nil || d.cfg.Batch < 2 || w.client.Batches == nil {
+		for d.pace.wait(ctx, 1) {
 			one(w)
+		}
+		return
+	}
+	for ctx.Err() == nil {
+		if n%3 == 2 || !w.answered || w.rng.IntN(2) == 0 {
+			if d.alone.wait(ctx, 1) {
+				one(w)
+			}
 			continue
 		}
 		size := 2 + w.rng.IntN(d.cfg.Batch-1)
-		if d.pace.wait(ctx, size-1) {
+		if d.together.wait(ctx, size) {
 			all(w, size)
 		}
 	}
 }
+
+// One operation of aloneShare is not sent in a batch, as far as the rate allows.
+const aloneShare = 5
 
 // do runs one operation and records it; write says that it has effects. It
 // returns its outcome.
