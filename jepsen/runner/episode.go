@@ -264,7 +264,7 @@ func (e *episode) judge() error {
 	for _, d := range deaths {
 		e.timeline.Write(report.Event{Type: report.EventDeath, Episode: e.Number, At: int64(d.Time.Sub(e.start)), Targets: []string{d.Node}, Text: deathText(d)})
 	}
-	e.Results = append(e.Results, judgeDeaths(deaths, e.hits), e.logs.judge())
+	e.Results = append(e.Results, judgeDeaths(deaths, e.hits), e.logs.judge(e.hits))
 	e.hits = e.hits.next()
 	h, err := report.LoadHistory(e.Dir, e.Episode)
 	if err != nil {

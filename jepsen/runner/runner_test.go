@@ -189,23 +189,32 @@ func TestAlarms(t *testing.T) {
 	}
 	for _, c := range []struct {
 		text string
+		hit  []nemesis.Kind
 		want check.Verdict
 	}{
-		{"# start 1 of n1\nlevel=INFO msg=fine\n", check.Pass},
-		{"half a line with pa", check.Pass},
-		{"nic: runtime error\nmore\n", check.Fail},
-		{"no more\n", check.Pass},
-		{"keelstate-node: ./file.h:312: void f(): Assertion `true' failed.\n", check.Fail},
-		{strings.Repeat("x", 200_000) + "\nWARNING: DATA RACE\n", check.Fail},
-		{"", check.Pass},
+		{"# start 1 of n1\nlevel=INFO msg=fine\n", nil, check.Pass},
+		{"half a line with pa", nil, check.Pass},
+		{"nic: runtime error\nmore\n", nil, check.Fail},
+		{"no more\n", nil, check.Pass},
+		{"keelstate-node: ./file.h:312: void f(): Assertion `true' failed.\n", nil, check.Fail},
+		{strings.Repeat("x", 200_000) + "\nWARNING: DATA RACE\n", nil, check.Fail},
+		{"", nil, check.Pass},
+		// Damage has a cause, or the product has lost what it had written.
+		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindPowerLoss, nemesis.KindFsyncError}, check.Fail},
+		{"msg=\"the raft log cannot be trusted\"\n", nil, check.Fail},
+		{"msg=\"this node's replica of the system group is damaged\"\n", []nemesis.Kind{nemesis.KindPowerLoss}, check.Fail},
+		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindBitFlip}, check.Pass},
+		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindLyingFsync}, check.Pass},
+		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindReadError}, check.Pass},
+		{"panic: all the same\n", []nemesis.Kind{nemesis.KindBitFlip}, check.Fail},
 	} {
 		add(c.text)
-		if res := w.judge(); res.Verdict != c.want {
+		if res := w.judge(hits{"n1": c.hit}); res.Verdict != c.want {
 			t.Errorf("after %.40q: %+v", c.text, res)
 		}
 	}
 	must(t, os.Remove(path))
-	if res := w.judge(); res.Verdict != check.Unknown {
+	if res := w.judge(nil); res.Verdict != check.Unknown {
 		t.Errorf("without a log: %+v", res)
 	}
 }

@@ -189,6 +189,18 @@ func judgeDeaths(deaths []host.Death, faults hits) check.Result {
 // alarms are texts of a log that a node must never write.
 var alarms = []string{"panic:", "fatal error:", "WARNING: DATA RACE", "unexpected fault address", "Assertion `", "SIGABRT", "SIGSEGV"}
 
+// damages are texts by which a node says that what is on its disk cannot be what it
+// wrote. An honest disk, whose power may fail, gives no reason for one.
+var damages = []string{"cannot be trusted", "replica damaged", "system group is damaged"}
+
+// mayBeDamaged says whether something has hit a node that leaves damage on its disk,
+// or looks like it.
+func (h hits) mayBeDamaged(node string) bool {
+	return slices.ContainsFunc(h[node], func(k nemesis.Kind) bool {
+		return k == nemesis.KindBitFlip || k == nemesis.KindLyingFsync || k == nemesis.KindReadError
+	})
+}
+
 // logWatch reads what nodes add to their logs.
 type logWatch struct {
 	nodes []*host.Node
@@ -199,11 +211,16 @@ func newLogWatch(nodes []*host.Node) *logWatch {
 	return &logWatch{nodes: nodes, read: make([]int64, len(nodes))}
 }
 
-// judge looks for alarms in what was written since the last time.
-func (l *logWatch) judge() check.Result {
-	res := check.Result{Name: "logs", Verdict: check.Pass, Text: "no panic, no race"}
+// judge looks for alarms in what was written since the last time, and for damage
+// that no fault explains.
+func (l *logWatch) judge(faults hits) check.Result {
+	res := check.Result{Name: "logs", Verdict: check.Pass, Text: "no panic, no race, no damage without a cause"}
 	for i, n := range l.nodes {
-		lines, end, err := alarmsIn(n.LogFile, l.read[i])
+		texts := alarms
+		if !faults.mayBeDamaged(n.ID) {
+			texts = slices.Concat(alarms, damages)
+		}
+		lines, end, err := linesWith(n.LogFile, l.read[i], texts)
 		l.read[i] = end
 		if err != nil && res.Verdict == check.Pass {
 			res.Verdict, res.Text = check.Unknown, fmt.Sprintf("the log of %s: %v", n.ID, err)
@@ -220,9 +237,9 @@ func (l *logWatch) judge() check.Result {
 	return res
 }
 
-// alarmsIn returns the lines with an alarm from an offset on, and the offset
-// behind the last whole line.
-func alarmsIn(path string, from int64) (lines []string, end int64, err error) {
+// linesWith returns the lines with one of the texts from an offset on, and the
+// offset behind the last whole line.
+func linesWith(path string, from int64, texts []string) (lines []string, end int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, from, err
@@ -241,7 +258,7 @@ func alarmsIn(path string, from int64) (lines []string, end int64, err error) {
 			return lines, end, err
 		}
 		end += int64(len(line))
-		for _, a := range alarms {
+		for _, a := range texts {
 			if bytes.Contains(line, []byte(a)) {
 				lines = append(lines, trim(line[:min(len(line), 500)]))
 				break
