@@ -52,6 +52,12 @@ class Watch : public rocksdb::EventListener {
   void OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo&) override;
   void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override;
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* s) override;
+  // On a full disk RocksDB would poll for space and recover by itself, whatever
+  // max_bgerror_resume_count says: beside a batch that is being written, and beside
+  // a flush, where it may wait for ever for memtables that nobody flushes any more.
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
   void OnErrorRecoveryEnd(const rocksdb::BackgroundErrorRecoveryInfo& info) override;
   void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override;
   ks_status Error();

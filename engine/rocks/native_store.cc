@@ -110,7 +110,7 @@ static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Wa
   // Close loses what was not flushed, like a crash: the Raft log has it.
   o.avoid_flush_during_shutdown = true;
   // RocksDB goes on after an error when it is asked to (ks_resume), not beside a
-  // batch that may be half written.
+  // batch that may be half written. See Watch::OnErrorRecoveryBegin too.
   o.max_bgerror_resume_count = 0;
   o.write_buffer_manager = d.buffers;
   o.max_open_files = d.options.max_open_files;
@@ -458,6 +458,8 @@ ks_status ks_verify_file(ks_store* s, const char* path) {
 
 ks_status ks_resume(ks_store* s) {
   return Guarded([&] {
+    // A flush that another waits for must not be given up under its feet.
+    std::lock_guard<std::mutex> flushing(s->flush_mu);
     std::lock_guard<Turns> whole(s->batches);
     return FromRocks(s->db->Resume());
   });

@@ -17,6 +17,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/internal/durable"
 	"github.com/keelstate/keelstate/internal/base"
@@ -223,8 +225,36 @@ func (s *Store) resume() bool {
 	case <-time.After(fullRetry):
 	}
 	// Its error stands as the background error that the next write meets.
-	_ = take(C.ks_resume(s.c))
+	_ = s.goOn()
 	return true
+}
+
+// flushMargin is what a flush may take beside what is in memory.
+const flushMargin = 1 << 20
+
+// goOn asks RocksDB to go on after a full disk, if there is room for what is in
+// memory: it begins with a flush of everything, and one that meets the end of the
+// disk again can leave RocksDB 7.8 waiting for ever for memtables that no flush has
+// any more.
+func (s *Store) goOn() error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(s.dir, &disk); err != nil {
+		return fmt.Errorf("asking for the room of %s: %w: %w", s.dir, base.ErrDiskFailed, err)
+	}
+	if free, need := disk.Bavail*uint64(disk.Bsize), 2*s.Stats().MemtableBytes+flushMargin; free < need {
+		return fmt.Errorf("%d bytes are free, a flush may take %d: %w: %w", free, need, base.ErrDiskFailed, syscall.ENOSPC)
+	}
+	return take(C.ks_resume(s.c))
+}
+
+// onceMore calls do, and if the disk was full, which may be long ago, again after
+// RocksDB was asked to go on: a store that nobody writes to is not left behind.
+func (s *Store) onceMore(do func() error) error {
+	err := do()
+	if errors.Is(err, syscall.ENOSPC) && s.goOn() == nil {
+		err = do()
+	}
+	return err
 }
 
 // Flush implements engine.Store; it names all families (RO1).
@@ -236,7 +266,7 @@ func (s *Store) Flush() error {
 	if err := failpoint.Err("rocks.flush.begin"); err != nil {
 		return fmt.Errorf("flushing store %s: %w", s.dir, err)
 	}
-	if err := take(C.ks_flush(s.c)); err != nil {
+	if err := s.onceMore(func() error { return take(C.ks_flush(s.c)) }); err != nil {
 		return fmt.Errorf("flushing store %s: %w", s.dir, err)
 	}
 	failpoint.Hit("rocks.flush.end")
@@ -301,7 +331,7 @@ func (s *Store) checkpoint(dir string) error {
 func (s *Store) makeCheckpoint(dir string) error {
 	cdir := C.CString(dir)
 	defer C.free(unsafe.Pointer(cdir))
-	if err := take(C.ks_checkpoint(s.c, cdir)); err != nil {
+	if err := s.onceMore(func() error { return take(C.ks_checkpoint(s.c, cdir)) }); err != nil {
 		return err
 	}
 	failpoint.Hit("rocks.checkpoint.files-linked")
