@@ -16,8 +16,8 @@ import (
 )
 
 // reconcileLoop keeps the replicas on this node as the shard map says: it
-// starts those that are new, and removes those that moved away or were replaced
-// by a higher generation.
+// starts those that are new, removes those that moved away or were replaced
+// by a higher generation, and opens those again whose store asks for it.
 func (n *Node) reconcileLoop() {
 	n.spawn(n.announceLeaders)
 	for {
@@ -118,7 +118,7 @@ func (n *Node) asks(rec *meta.Shard, self *meta.Replica) bool {
 	default:
 		// A replica goes only when a committed record says so; being out of date
 		// here can only delay that.
-		return self == nil || self.Generation > have.generation
+		return self == nil || self.Generation > have.generation || have.stale.Load() != nil
 	}
 }
 
@@ -138,7 +138,11 @@ func (n *Node) reconcileShard(rec *meta.Shard, self *meta.Replica) (changed bool
 		return false
 	}
 	if have != nil {
-		if err := have.retire(); err != nil {
+		end := have.retire
+		if self != nil && self.Generation == have.generation {
+			end = have.endStale
+		}
+		if err := end(); err != nil {
 			n.logger.Error("removing a replica", "group", rec.ID.String(), "error", err)
 			return false
 		}
@@ -235,6 +239,7 @@ func (r *replica) check(v *meta.View) {
 	if err := r.snapshotIfLarge(); err != nil {
 		r.logger.Warn("taking a snapshot", "error", err)
 	}
+	r.findStale()
 	if r.machine.Header().Undropped > 0 {
 		// The space of dropped states is given back once their drop is durable.
 		r.purging = purgeRounds

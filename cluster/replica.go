@@ -47,6 +47,8 @@ type replica struct {
 
 	// damage is why the replica may not act; set once (R3).
 	damage atomic.Pointer[string]
+	// stale is why the store has to be opened again; set once.
+	stale atomic.Pointer[string]
 	// declaring holds one token for who proposes declarations: a lock that can be
 	// waited for within a context.
 	declaring chan struct{}
@@ -329,6 +331,10 @@ func (r *replica) machineFailed(err error) {
 	var unreadable *raftfsm.UnreadableCommand
 	if errors.Is(err, base.ErrCorrupt) && !errors.As(err, &unreadable) {
 		r.damaged(err)
+	if errors.Is(err, base.ErrReopen) {
+		r.markStale(err.Error())
+		return
+	}
 		return
 	}
 	r.node.fatal(fmt.Errorf("replica %s of %s: %w", r.replica, r.id, err))
@@ -526,6 +532,9 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 	failpoint.Hit("cluster.install.before-current")
 	if err := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(name+"\n")); err != nil {
 		return errors.Join(err, store.Close())
+	if err := holds(store, manifest); err != nil {
+		return errors.Join(fmt.Errorf("installing snapshot: %w", err), store.Close(), os.RemoveAll(dir))
+	}
 	}
 	failpoint.Hit("cluster.install.after-current")
 	old := filepath.Join(r.dir, live)

@@ -22,4 +22,7 @@
 //	EN4  Keys of one family are ordered by unsigned bytes.
 //	EN5  Merge folds operands strictly in write order with the family's
 //	     MergeKind; reads return the folded value, never an operand.
+//	EN6  A store whose background work met a full disk waits with writes until
+//	     there is room, and then answers base.ErrReopen to everything but reads:
+//	     what it has in memory is not written any more. Close it and open it again.
 package engine

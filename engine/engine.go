@@ -153,6 +153,9 @@ type Stats struct {
 	// Failed says why the store refuses writes: a background error that it has
 	// not recovered from; empty if there is none.
 	Failed string
+	// Reopen says that the store refuses writes for good, and can be closed and
+	// opened again: what stopped it, a full disk, is over (EN6).
+	Reopen bool
 }
 
 // Driver opens stores of one implementation. It carries what the stores of one

@@ -1,6 +1,7 @@
 package raftfsm
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -290,8 +291,11 @@ func (m *Machine) stop(err error) {
 // unknownOutcome makes sure that err does not claim that an entry, which is
 // committed and may be applied elsewhere, was not applied (W8).
 func unknownOutcome(err error) error {
-	if base.OutcomeOf(err) == base.OutcomeUnknown {
+	switch {
+	case base.OutcomeOf(err) == base.OutcomeUnknown:
 		return err
+	case errors.Is(err, base.ErrReopen): // it will be applied when the store is open again
+		return fmt.Errorf("%w: %w", base.ErrOutcomeUnknown, err)
 	}
 	return fmt.Errorf("%w: %w", base.ErrInternal, err)
 }

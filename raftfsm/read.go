@@ -139,6 +139,20 @@ func (m *Machine) DurableIndex() (uint64, error) {
 	}
 }
 
+// AppliedIn returns the index up to which a store that no machine has holds a
+// shard; 0 if it holds none.
+func AppliedIn(store engine.Store) (uint64, error) {
+	v, ok, err := store.Get(engine.MetaFamily, coreKey)
+	if err != nil || !ok {
+		return 0, err
+	}
+	c, err := parseCore(v)
+	if err != nil {
+		return 0, fmt.Errorf("reading the applied index: %w", err)
+	}
+	return c.appliedIndex, nil
+}
+
 func durableIndex(store engine.Store) (uint64, error) {
 	v, ok, err := store.DurableGet(coreKey)
 	if err != nil || !ok {

@@ -54,6 +54,7 @@ var reasonCodes = map[base.Reason]codes.Code{
 	base.ErrCheckpoint.Reason:    codes.Aborted,
 	base.ErrObjectStore.Reason:   codes.Aborted,
 	base.ErrClosed.Reason:        codes.Unavailable,
+	base.ErrReopen.Reason:        codes.Unavailable,
 	base.ErrDiskFailed.Reason:    codes.Internal,
 }
 

@@ -110,6 +110,7 @@ var (
 	ErrCheckpoint    = define("checkpoint_failed", OutcomeNotApplied, true, "the checkpoint failed; the state is as it was")
 	ErrObjectStore   = define("object_store", OutcomeUnknown, true, "the object store did not do what it was asked")
 	ErrClosed        = define("closed", OutcomeNotApplied, false, "closed")
+	ErrReopen        = define("reopen", OutcomeNotApplied, true, "the store met a full disk and has to be opened again")
 	ErrDiskFailed    = define("disk_failed", OutcomeUnknown, false, "the disk failed a write or an fsync")
 )
 
