@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/keygroup"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // formatVersion is the newest format that nodes of this build write.
@@ -57,7 +59,14 @@ func beforeDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
 	ctx, cancel := beforeDeadline(ctx)
 	defer cancel()
-	want, err := n.foundingSpec(spec).Resolve()
+	if spec.DryRun {
+		return n.planFounding(ctx, spec)
+	}
+	asked, err := n.askedFor(&spec)
+	if err != nil {
+		return nil, err
+	}
+	want, err := asked.Resolve()
 	if err != nil {
 		return nil, err
 	}
@@ -79,15 +88,34 @@ func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
 		if first := want.Nodes[0].ID; first != n.opts.NodeID {
 			return n.forwardInit(ctx, first, spec)
 		}
-		if err := n.found(ctx, spec); err != nil {
+		if spec.Checkpoint != nil {
+			if spec, err = n.findCheckpoint(ctx, spec); err != nil {
+				return nil, err
+			}
+		}
+		if err := n.found(spec); err != nil {
 			return nil, err
 		}
 	}
-	return n.continueFounding(ctx, want)
+	return n.continueFounding(ctx, asked)
+}
+
+// askedFor is what an operator asks for: which checkpoint he means, the founder
+// finds out.
+func (n *Node) askedFor(spec *FoundSpec) (meta.FoundingSpec, error) {
+	spec.Checkpoint = nil
+	if spec.Restore != "" {
+		key, err := n.restoreKey(spec.Restore)
+		if err != nil {
+			return meta.FoundingSpec{}, err
+		}
+		spec.Checkpoint = &meta.FoundingRestore{Key: key}
+	}
+	return n.foundingSpec(*spec), nil
 }
 
 func (n *Node) foundingSpec(s FoundSpec) meta.FoundingSpec {
-	f := meta.FoundingSpec{KeyGroups: s.KeyGroups, Shards: s.Shards, Replication: s.Replication, Engine: n.opts.Driver.Name()}
+	f := meta.FoundingSpec{KeyGroups: s.KeyGroups, Shards: s.Shards, Replication: s.Replication, Engine: n.opts.Driver.Name(), Restore: s.Checkpoint}
 	for _, m := range s.Nodes {
 		f.Nodes = append(f.Nodes, meta.FoundingNode{ID: m.ID, RaftAddr: m.RaftAddr})
 	}
@@ -115,11 +143,7 @@ func (n *Node) forwardInit(ctx context.Context, to base.NodeID, spec FoundSpec) 
 			return a.Reply, nil
 		}
 		if n.Identity().Cluster != "" { // admitted meanwhile: ask the cluster itself
-			want, rerr := n.foundingSpec(spec).Resolve()
-			if rerr != nil {
-				return nil, rerr
-			}
-			return n.continueFounding(ctx, want)
+			return n.continueFounding(ctx, n.foundingSpec(spec))
 		}
 		if !base.SentinelOf(err).Retryable || time.Since(start) > forwardPatience {
 			addr, _ := n.resolve(to)
@@ -137,7 +161,7 @@ func (n *Node) forwardInit(ctx context.Context, to base.NodeID, spec FoundSpec) 
 // found makes this node the first member of a new cluster. What is asked for is
 // durable before the node belongs to a cluster, so that a crash at any point is
 // resumed by the same init.
-func (n *Node) found(ctx context.Context, spec FoundSpec) error {
+func (n *Node) found(spec FoundSpec) error {
 	n.foundMu.Lock()
 	defer n.foundMu.Unlock()
 	if n.Identity().Cluster != "" {
@@ -191,12 +215,25 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 // recordFounding makes the founding an operation of the system group, unless it
 // is one (resumed).
 func (n *Node) recordFounding(ctx context.Context, s *system, want meta.FoundingSpec) (op *meta.Operation, resumed bool, rev base.Revision, err error) {
-	rev, err = s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
-		resumed = v.Cluster() != nil
-		txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: want, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
-			FormatVersion: formatVersion, NowMs: s.node.wallMs()})
-		return txn, err
-	})
+	record := func(spec meta.FoundingSpec) (before bool, err error) {
+		rev, err = s.update(ctx, func(v *meta.View) (txn broadcast.Txn, err error) {
+			if before = v.Cluster() != nil; !before && spec.Restore != nil && spec.Restore.Asks() {
+				return txn, base.ErrNotReady // only the founder knows which checkpoint it is
+			}
+			txn, op, err = meta.FoundTxn(v, meta.Founding{Spec: spec, Self: n.opts.NodeID, Cluster: n.Identity().Cluster,
+				FormatVersion: formatVersion, NowMs: s.node.wallMs()})
+			return txn, err
+		})
+		return before, err
+	}
+	if begun := n.Identity().Founding; begun != nil && begun.Checkpoint != nil {
+		// What this node has begun counts, whatever is asked for now.
+		if resumed, err = record(n.foundingSpec(*begun)); err == nil {
+			_, err = record(want)
+		}
+	} else {
+		resumed, err = record(want)
+	}
 	if err == nil {
 		n.poke()
 	}
@@ -327,7 +364,7 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 	case meta.PhaseFoundPlace:
 		if len(v.Shards()) == 0 {
 			failpoint.Hit("cluster.found.before-place")
-			return n.placeShards(ctx, s, spec)
+			return n.place(ctx, s, op, spec)
 		}
 		for _, rec := range v.Shards() {
 			if n.leaderHint(rec.ID) == "" {
@@ -400,32 +437,62 @@ func (n *Node) admitOne(ctx context.Context, s *system, m meta.FoundingNode, pee
 	return err
 }
 
-// placeShards chooses and records the first shards and their replicas.
-func (n *Node) placeShards(ctx context.Context, s *system, spec meta.FoundingSpec) error {
+// place records the first shards, and the states before them if the cluster
+// begins with a checkpoint.
+func (n *Node) place(ctx context.Context, s *system, op *meta.Operation, spec meta.FoundingSpec) error {
+	var from *snapshot.Checkpoint
+	if spec.Restore != nil {
+		var err error
+		if from, err = n.restoredFrom(ctx, spec.Restore); err != nil {
+			return errors.Join(err, n.advance(n.ctx, s, op, op.Phase, err.Error()))
+		}
+		if err := n.restoreStates(ctx, s, from); err != nil {
+			return err
+		}
+	}
 	_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 		if len(v.Shards()) > 0 {
 			return broadcast.Txn{}, nil
 		}
-		var nodes []keygroup.PlaceNode
+		var nodes []meta.Node
 		for _, m := range spec.Nodes {
 			rec := v.Node(m.ID)
 			if rec == nil || rec.State != meta.NodeMember {
 				return broadcast.Txn{}, fmt.Errorf("node %s is not a member yet: %w", m.ID, base.ErrNotReady)
 			}
-			nodes = append(nodes, keygroup.PlaceNode{ID: m.ID, Zone: rec.Zone})
+			nodes = append(nodes, *rec)
 		}
-		first := v.NextShardID()
-		ids := make([]base.GroupID, spec.Shards)
-		for i := range ids {
-			ids[i] = first + base.GroupID(i)
-		}
-		plan, err := keygroup.Place(nodes, ids, spec.Replication)
+		shards, err := firstShards(v.NextShardID(), nodes, spec, from)
 		if err != nil {
 			return broadcast.Txn{}, err
 		}
-		return meta.PlaceShardsTxn(v, newShards(ids, plan, spec))
+		return meta.PlaceShardsTxn(v, shards)
 	})
 	return err
+}
+
+// firstShards chooses the first shards and their replicas; with a checkpoint also
+// how they begin.
+func firstShards(first base.GroupID, nodes []meta.Node, spec meta.FoundingSpec, from *snapshot.Checkpoint) ([]meta.Shard, error) {
+	var places []keygroup.PlaceNode
+	for _, n := range nodes {
+		places = append(places, keygroup.PlaceNode{ID: n.ID, Zone: n.Zone})
+	}
+	ids := make([]base.GroupID, spec.Shards)
+	for i := range ids {
+		ids[i] = first + base.GroupID(i)
+	}
+	plan, err := keygroup.Place(places, ids, spec.Replication)
+	if err != nil {
+		return nil, err
+	}
+	shards := newShards(ids, plan, spec)
+	for i := range shards {
+		if from != nil {
+			shards[i].Seed = seedOf(from, &shards[i])
+		}
+	}
+	return shards, nil
 }
 
 func newShards(ids []base.GroupID, plan map[base.GroupID][]base.NodeID, spec meta.FoundingSpec) []meta.Shard {

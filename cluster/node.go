@@ -24,6 +24,7 @@ import (
 	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/logbridge"
 	"github.com/keelstate/keelstate/internal/vfs"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // The node-level calls between nodes. The numbers are part of the protocol
@@ -71,8 +72,12 @@ type Node struct {
 	// opening holds a token per replica that is being opened or ended.
 	opening chan struct{}
 
-	disk      diskWatch
-	uploads   uploads
+	disk     diskWatch
+	uploads  uploads
+	restores restorePlans
+	// restoring is the checkpoint that the cluster is being founded with, once it
+	// was read.
+	restoring atomic.Pointer[snapshot.Checkpoint]
 	addresses addressBook
 	leaders   leaderTable
 

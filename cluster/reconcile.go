@@ -44,6 +44,9 @@ func (n *Node) reconcile(v *meta.View) {
 	if err := n.addresses.learn(peers); err != nil {
 		n.logger.Warn("keeping peer addresses", "error", err)
 	}
+	if !founding(v) {
+		n.restoring.Store(nil)
+	}
 	if !founding(v) && n.Identity().Founding != nil {
 		if err := n.changeIdentity(func(id *Identity) { id.Founding = nil }); err != nil {
 			n.fatal(err)
@@ -236,10 +239,10 @@ func founding(v *meta.View) bool { return v.FoundingUnderWay() }
 // check looks after one running replica: its log's size, and, as the leader,
 // the clock, ended sessions, declarations, membership and balance.
 func (r *replica) check(v *meta.View) {
+	r.findStale()
 	if err := r.snapshotIfLarge(); err != nil {
 		r.logger.Warn("taking a snapshot", "error", err)
 	}
-	r.findStale()
 	if r.machine.Header().Undropped > 0 {
 		// The space of dropped states is given back once their drop is durable.
 		r.purging = purgeRounds

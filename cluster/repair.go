@@ -265,7 +265,9 @@ func (n *Node) renewOwnRecord(s *system, v *meta.View) {
 // them.
 func (n *Node) purgeDropped(ctx context.Context, s *system, v *meta.View) error {
 	dropped := v.Dropped()
-	if len(dropped) == 0 {
+	// A checkpoint that runs tells a restore which states were dropped behind its
+	// barriers; and a founding that restores has no shards yet that could tell.
+	if len(dropped) == 0 || v.RunningCheckpoint() != nil || founding(v) {
 		return nil
 	}
 	// A state may be forgotten only when no shard can still hold it: every

@@ -122,6 +122,9 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (_ *replica, err 
 	err = r.openStore()
 	if err == nil {
 		failpoint.Hit("cluster.replica.store-open")
+		err = r.seed(rec, self)
+	}
+	if err == nil {
 		err = r.checkRestart()
 	}
 	if errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged) || errors.Is(err, base.ErrIdentity) {
@@ -154,7 +157,7 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (_ *replica, err 
 // an empty log once; the others start empty and get everything from it. So there
 // is never more than one bootstrapped first entry (B24).
 func firstConfiguration(rec *meta.Shard, self meta.Replica) *raft.Configuration {
-	if self.Generation != 1 || rec.Replicas[0].Node != self.Node {
+	if rec.Seed != nil || self.Generation != 1 || rec.Replicas[0].Node != self.Node {
 		return nil
 	}
 	c := &raft.Configuration{}
@@ -328,13 +331,13 @@ func (r *replica) closeStore() {
 
 // machineFailed is called when the state machine stops for good.
 func (r *replica) machineFailed(err error) {
-	var unreadable *raftfsm.UnreadableCommand
-	if errors.Is(err, base.ErrCorrupt) && !errors.As(err, &unreadable) {
-		r.damaged(err)
 	if errors.Is(err, base.ErrReopen) {
 		r.markStale(err.Error())
 		return
 	}
+	var unreadable *raftfsm.UnreadableCommand
+	if errors.Is(err, base.ErrCorrupt) && !errors.As(err, &unreadable) {
+		r.damaged(err)
 		return
 	}
 	r.node.fatal(fmt.Errorf("replica %s of %s: %w", r.replica, r.id, err))
@@ -529,12 +532,12 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 	if err != nil {
 		return fmt.Errorf("installing snapshot: opening %s: %w", name, err)
 	}
-	failpoint.Hit("cluster.install.before-current")
-	if err := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(name+"\n")); err != nil {
-		return errors.Join(err, store.Close())
 	if err := holds(store, manifest); err != nil {
 		return errors.Join(fmt.Errorf("installing snapshot: %w", err), store.Close(), os.RemoveAll(dir))
 	}
+	failpoint.Hit("cluster.install.before-current")
+	if err := writeFileDurably(filepath.Join(r.dir, currentFile), []byte(name+"\n")); err != nil {
+		return errors.Join(err, store.Close())
 	}
 	failpoint.Hit("cluster.install.after-current")
 	old := filepath.Join(r.dir, live)

@@ -3,6 +3,7 @@ package cluster
 import (
 	"time"
 
+	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
@@ -96,6 +97,14 @@ type FoundSpec struct {
 	KeyGroups   int         `json:"keyGroups"`
 	Shards      int         `json:"shards"`
 	Replication int         `json:"replication"`
+	// Restore names the checkpoint that the cluster begins with, in the object
+	// store of the nodes: what CheckpointInfo.URI says, or CLUSTER/NUMBER, or
+	// CLUSTER/latest. Empty: with nothing.
+	Restore string `json:"restore,omitempty"`
+	// Checkpoint is what the founder found under that name; others leave it nil.
+	Checkpoint *meta.FoundingRestore `json:"checkpoint,omitempty"`
+	// DryRun wants the plan of a restore and nothing done.
+	DryRun bool `json:"-"`
 }
 
 // FoundNode is one node of a founding.
@@ -112,6 +121,52 @@ type FoundReply struct {
 	Phase     string         `json:"phase"`
 	Problem   string         `json:"problem,omitempty"`
 	Resumed   bool           `json:"resumed"`
+	// Plan is set for a dry run, and nothing else.
+	Plan *RestorePlan `json:"-"`
+}
+
+// RestorePlan says what founding a cluster with a checkpoint would do.
+type RestorePlan struct {
+	Checkpoint
+	Shards []RestoredShard
+	// FetchBytes is what all nodes would read from the object store together.
+	FetchBytes int64
+}
+
+// Checkpoint is a checkpoint in the object store that a cluster can begin with.
+type Checkpoint struct {
+	// Key is that of its `_metadata`.
+	Key       string
+	Cluster   base.ClusterID
+	Number    uint64
+	CreatedMs uint64
+	KeyGroups int
+	Engine    string
+	// Shards is how many shards it has, Objects and Bytes what they are made of.
+	Shards, Objects int
+	Bytes           int64
+	// Incarnation is that of the cluster that begins with it.
+	Incarnation base.Incarnation
+}
+
+// RestoredShard is a shard of the new cluster.
+type RestoredShard struct {
+	ID      base.GroupID
+	Range   keygroup.Range
+	Nodes   []base.NodeID
+	Sources []RestoreSource
+	// FetchBytes is what each of the nodes would read from the object store.
+	FetchBytes int64
+}
+
+// RestoreSource is a shard of the checkpoint of which a new shard is made.
+type RestoreSource struct {
+	ID    base.GroupID
+	Range keygroup.Range
+	Bytes int64
+	// How is "linked" if its files are taken as they are, "clipped" if the rest of
+	// them is removed, "copied" if its keys are written once more.
+	How string
 }
 
 // GroupStatus is one replica on this node.

@@ -24,7 +24,14 @@ type Seed struct {
 	Barrier uint64
 	// ClockMs is what the shard's clock is at least.
 	ClockMs uint64
+	// States, if not nil, are all ids that the cluster knows, declared or dropped.
+	// What a source holds of any other, even that it was dropped, is left out: the
+	// cluster gives such an id again.
+	States map[engine.FamilyID]bool
 }
+
+// knows says whether the cluster knows a state.
+func (s *Seed) knows(id engine.FamilyID) bool { return s.States == nil || s.States[id] }
 
 // The bounds of a batch while a store is assembled.
 const (
@@ -81,7 +88,8 @@ type assembly struct {
 	layout  state.Layout
 	decls   []*state.Declaration // of the new shard, by id
 	dropped map[engine.FamilyID]dropped
-	content []state.Hash128 // by key group of the range
+	unknown map[engine.FamilyID]bool // states that the cluster does not know
+	content []state.Hash128          // by key group of the range
 	ops     []OpHash
 	batch   engine.Batch
 }
@@ -122,9 +130,13 @@ func (a *assembly) check() error {
 // unite decides which states the new shard has, and makes their families.
 func (a *assembly) unite() error {
 	all := make(map[engine.FamilyID]*state.Declaration)
-	a.dropped = make(map[engine.FamilyID]dropped)
+	a.dropped, a.unknown = make(map[engine.FamilyID]dropped), make(map[engine.FamilyID]bool)
 	for i := range a.sources {
 		for id, d := range a.sources[i].decls {
+			if !a.seed.knows(id) {
+				a.unknown[id] = true
+				continue
+			}
 			if old := all[id]; old != nil && *old != *d {
 				return &base.Error{Cause: base.ErrConflict, Field: "declarations", Ordinal: -1,
 					Hint: fmt.Sprintf("state %d is %s/%s in one source and %s/%s in another", id, old.Keyspace, old.Name, d.Keyspace, d.Name)}
@@ -132,11 +144,15 @@ func (a *assembly) unite() error {
 			all[id] = d
 		}
 		for id := range a.sources[i].dropped {
-			a.dropped[id] = dropped{gone: true}
+			if a.seed.knows(id) {
+				a.dropped[id] = dropped{gone: true}
+			} else {
+				a.unknown[id] = true
+			}
 		}
 	}
 	families := a.target.Families()
-	for _, id := range sortedIDs(a.dropped) {
+	for _, id := range append(sortedIDs(a.dropped), sortedIDs(a.unknown)...) {
 		delete(all, id)
 		if _, there := families[id]; there {
 			if err := a.target.DropFamily(id); err != nil {
@@ -256,6 +272,10 @@ func (a *assembly) seal() error {
 	for _, id := range sortedIDs(a.dropped) {
 		a.batch.Delete(engine.MetaFamily, declarationKey(id))
 		a.batch.Put(engine.MetaFamily, droppedKey(id), encodeDropped(a.dropped[id]))
+	}
+	for _, id := range sortedIDs(a.unknown) {
+		a.batch.Delete(engine.MetaFamily, declarationKey(id))
+		a.batch.Delete(engine.MetaFamily, droppedKey(id))
 	}
 	for i, h := range a.ops {
 		if h != (OpHash{}) {

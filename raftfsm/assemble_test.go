@@ -13,6 +13,7 @@ import (
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/fault"
+	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
 	"github.com/keelstate/keelstate/raftfsm"
@@ -245,6 +246,40 @@ func TestAssembleKeepsDropsAndUnitesDeclarations(t *testing.T) {
 	}
 	if _, there := r.store.Families()[listID]; there {
 		t.Error("the family of the dropped state is there")
+	}
+}
+
+// What the cluster does not know any more is gone without a trace: its id may be
+// given to another state.
+func TestAssembleLeavesOutWhatTheClusterDoesNotKnow(t *testing.T) {
+	d := newDriver(t, "mem")
+	left, right := piece(t, d, 1, keygroup.Range{Lo: 0, Hi: 4}), piece(t, d, 2, keygroup.Range{Lo: 4, Hi: 8})
+	for _, r := range []*replica{left, right} {
+		for i := range 20 {
+			if key := fmt.Sprint("key-", i); r.m.Header().Range.Contains(groupOf(key)) {
+				r.write(request(put(key, "v"), add(sumID, key, i64(1))))
+			}
+		}
+	}
+	right.ok(right.command(raftfsm.AppendDrop(nil, []engine.FamilyID{listID})))
+	states := map[engine.FamilyID]bool{}
+	for _, decl := range testDeclarations() {
+		states[decl.ID] = decl.ID != listID && decl.ID != sumID
+	}
+	r := assembled(t, d, []*replica{left, right}, raftfsm.Seed{Group: 9, Birth: 9, Range: keygroup.FullRange(groups), Epoch: 1, Incarnation: 2, Index: 5, Term: 1, States: states})
+	for _, id := range []engine.FamilyID{listID, sumID} {
+		if _, there := r.store.Families()[id]; there || r.m.Header().Declaration(id) != nil {
+			t.Errorf("state %d is there", id)
+		}
+	}
+	if r.value("key-3") != "v" {
+		t.Error("a value has gone with other states")
+	}
+	decls := testDeclarations()
+	again := decls[slices.IndexFunc(decls, func(decl state.Declaration) bool { return decl.ID == listID })]
+	again.Name = "another"
+	if o := r.command(raftfsm.AppendDeclare(nil, []state.Declaration{again})); o.Err != nil {
+		t.Errorf("declaring another state under the id: %v", o.Err)
 	}
 }
 

@@ -44,6 +44,9 @@ type FoundingSpec struct {
 	Shards      int            `json:"shards"`
 	Replication int            `json:"replication"`
 	Engine      string         `json:"engine"`
+	// Restore, if not nil, is the checkpoint that the cluster begins with, whose
+	// number of key groups KeyGroups is.
+	Restore *FoundingRestore `json:"restore,omitempty"`
 }
 
 // Resolve returns the specification with its defaults filled in and its nodes
@@ -120,6 +123,9 @@ type Founding struct {
 // the operation is returned and the transaction is empty; with another one the
 // error is base.ErrAlreadyFounded with the field.
 func FoundTxn(v *View, f Founding) (broadcast.Txn, *Operation, error) {
+	if c := v.Cluster(); c != nil && f.Spec.Restore != nil && f.Spec.KeyGroups == 0 {
+		f.Spec.KeyGroups = c.KeyGroups // the checkpoint's, which only the founder had to know
+	}
 	spec, err := f.Spec.Resolve()
 	if err != nil {
 		return broadcast.Txn{}, nil, err
@@ -134,6 +140,13 @@ func FoundTxn(v *View, f Founding) (broadcast.Txn, *Operation, error) {
 	if f.Cluster == "" || f.FormatVersion < 1 {
 		return broadcast.Txn{}, nil, base.Invalid("cluster", "a founding needs an id and a format version")
 	}
+	var incarnation base.Incarnation
+	if spec.Restore != nil {
+		if err := spec.Restore.check(); err != nil {
+			return broadcast.Txn{}, nil, err
+		}
+		incarnation = spec.Restore.Incarnation
+	}
 	txn, op, err := StartOperationTxn(v, f.NowMs, OperationFound, PhaseFoundAdmit, spec)
 	if err != nil {
 		return broadcast.Txn{}, nil, err
@@ -143,7 +156,7 @@ func FoundTxn(v *View, f Founding) (broadcast.Txn, *Operation, error) {
 	}
 	var b builder
 	b.replace(kindCluster, clusterKey, 0, Cluster{
-		ID: f.Cluster, KeyGroups: spec.KeyGroups, Replication: spec.Replication, Engine: spec.Engine,
+		ID: f.Cluster, KeyGroups: spec.KeyGroups, Replication: spec.Replication, Engine: spec.Engine, Incarnation: incarnation,
 		FormatVersion: f.FormatVersion, CreatedMs: f.NowMs,
 	})
 	for _, n := range spec.Nodes {
@@ -198,6 +211,9 @@ func sameFounding(v *View, want FoundingSpec) (*Operation, error) {
 		if n.have != n.want {
 			return nil, refuse(n.field, fmt.Sprintf("the cluster was founded with %v, not %v", n.have, n.want))
 		}
+	}
+	if !have.Restore.meets(want.Restore) {
+		return nil, refuse("restore", fmt.Sprintf("the cluster was founded from %s, not from %s", have.Restore, want.Restore))
 	}
 	return op, nil
 }

@@ -87,6 +87,8 @@ type Shard struct {
 	// ever had. A replica that is added has a higher one (rule R3), so that no
 	// replica id is ever used twice.
 	MaxGeneration uint64 `json:"max_generation"`
+	// Seed is set if the shard was made of a checkpoint.
+	Seed *ShardSeed `json:"seed,omitempty"`
 
 	Revision base.Revision `json:"-"`
 }

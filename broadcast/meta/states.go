@@ -26,6 +26,9 @@ func DeclareTxn(v *View, want Declaration, validate func(*Declaration) error) (t
 			return txn, nil, false, err
 		}
 	}
+	if v.RestoreUnderWay() != nil {
+		return txn, nil, false, &base.Error{Cause: base.ErrNotReady, Ordinal: -1, Hint: "the cluster is being restored from a checkpoint, which has states of its own; retry when it is founded"}
+	}
 	ks := v.Keyspace(want.Keyspace)
 	if ks != nil && ks.KeyType != want.KeyType {
 		return txn, nil, false, differs("key_type", "keyspace "+want.Keyspace, ks.KeyType, want.KeyType)

@@ -109,6 +109,9 @@ func (t *TermGuard) SetUint64(key []byte, val uint64) error {
 	return t.guarded(key, val, func() error { return t.store.SetUint64(key, val) })
 }
 
+// SetTerm stores the term at which a group begins that is made of files.
+func (t *TermGuard) SetTerm(term uint64) error { return t.SetUint64([]byte(keyCurrentTerm), term) }
+
 // Get implements raft.StableStore.
 func (t *TermGuard) Get(key []byte) ([]byte, error) { return t.store.Get(key) }
 

@@ -138,6 +138,12 @@ func Points() []Point {
 		{"cluster.checkpoint.before-metadata", KindHit, "every shard has uploaded, _metadata is not stored"},
 		{"cluster.checkpoint.after-metadata", KindHit, "_metadata is stored, the checkpoint is not completed"},
 		{"cluster.checkpoint.before-delete", KindHit, "a delete plan is committed, nothing of it is deleted"},
+		{"cluster.restore.declared", KindHit, "a cluster is founded with a checkpoint, whose states are declared, no shard is placed"},
+		{"cluster.restore.begin", KindHit, "a replica is about to be made of a checkpoint"},
+		{"cluster.restore.fetched", KindHit, "the files of the checkpoint are on its disk"},
+		{"cluster.restore.assembled", KindHit, "a store is made of them, the replica does not have it"},
+		{"cluster.restore.before-publish", KindHit, "its first snapshot is about to be put together, its term is durable"},
+		{"cluster.restore.published", KindHit, "the snapshot is there, the replica has not begun"},
 		{"cluster.log-max-bytes", KindInt, "bytes of a log at which a snapshot is taken; a quarter of it for the system group"},
 		{"cluster.log-keep-bytes", KindInt, "bytes of log that are kept behind it"},
 	}
