@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -189,13 +190,15 @@ func (n *Node) findCheckpoint(ctx context.Context, spec FoundSpec) (FoundSpec, e
 	return spec, err
 }
 
-// planFounding is a dry run.
+// planFounding is a dry run. Any node can answer it that has the store, one that
+// is not listed too.
 func (n *Node) planFounding(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
 	if spec.Restore == "" {
 		return nil, base.Invalid("dry_run", "only the restore of a checkpoint has a plan; name the checkpoint")
 	}
-	if cluster := n.Identity().Cluster; cluster != "" {
-		return nil, &base.Error{Cause: base.ErrAlreadyFounded, Field: "dry_run", Ordinal: -1,
+	listed := slices.ContainsFunc(spec.Nodes, func(m FoundNode) bool { return m.ID == n.opts.NodeID })
+	if cluster := n.Identity().Cluster; cluster != "" && listed {
+		return nil, &base.Error{Cause: base.ErrAlreadyFounded, Field: "nodes", Ordinal: -1,
 			Hint: fmt.Sprintf("node %s belongs to cluster %s; a checkpoint is restored into nodes with empty data directories", n.opts.NodeID, cluster)}
 	}
 	key, err := n.restoreKey(spec.Restore)

@@ -74,11 +74,19 @@ func (x *InitNode) GetRaftAddress() string {
 }
 
 type InitClusterRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Nodes         []*InitNode            `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
-	KeyGroups     uint32                 `protobuf:"varint,2,opt,name=key_groups,json=keyGroups,proto3" json:"key_groups,omitempty"` // 0 = 128
-	Shards        uint32                 `protobuf:"varint,3,opt,name=shards,proto3" json:"shards,omitempty"`                        // 0 = ceil(4 x nodes / 3)
-	Replication   uint32                 `protobuf:"varint,4,opt,name=replication,proto3" json:"replication,omitempty"`              // 0 = min(3, nodes)
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Nodes       []*InitNode            `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	KeyGroups   uint32                 `protobuf:"varint,2,opt,name=key_groups,json=keyGroups,proto3" json:"key_groups,omitempty"` // 0 = 128
+	Shards      uint32                 `protobuf:"varint,3,opt,name=shards,proto3" json:"shards,omitempty"`                        // 0 = ceil(4 x nodes / 3)
+	Replication uint32                 `protobuf:"varint,4,opt,name=replication,proto3" json:"replication,omitempty"`              // 0 = min(3, nodes)
+	// The checkpoint that the cluster begins with, in the object store of the nodes:
+	// the uri of a Checkpoint, or CLUSTER/NUMBER, or CLUSTER/latest. Empty: with
+	// nothing. Its number of key groups is the cluster's.
+	Restore string `protobuf:"bytes,5,opt,name=restore,proto3" json:"restore,omitempty"`
+	// The checkpoint is the new cluster's to delete. Not supported yet.
+	Claim bool `protobuf:"varint,6,opt,name=claim,proto3" json:"claim,omitempty"`
+	// Only plan the restore; nothing is done.
+	DryRun        bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -141,6 +149,296 @@ func (x *InitClusterRequest) GetReplication() uint32 {
 	return 0
 }
 
+func (x *InitClusterRequest) GetRestore() string {
+	if x != nil {
+		return x.Restore
+	}
+	return ""
+}
+
+func (x *InitClusterRequest) GetClaim() bool {
+	if x != nil {
+		return x.Claim
+	}
+	return false
+}
+
+func (x *InitClusterRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// RestorePlan says what founding a cluster with a checkpoint would do.
+type RestorePlan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    string                 `protobuf:"bytes,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`                // key of its _metadata in the object store
+	ClusterId     string                 `protobuf:"bytes,2,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"` // whose checkpoint it is
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	CreatedMs     uint64                 `protobuf:"varint,4,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	KeyGroups     uint32                 `protobuf:"varint,5,opt,name=key_groups,json=keyGroups,proto3" json:"key_groups,omitempty"`
+	Engine        string                 `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`
+	Incarnation   uint64                 `protobuf:"varint,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the new cluster
+	Objects       uint64                 `protobuf:"varint,8,opt,name=objects,proto3" json:"objects,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,9,opt,name=bytes,proto3" json:"bytes,omitempty"`                              // of all files of the checkpoint
+	FetchBytes    uint64                 `protobuf:"varint,10,opt,name=fetch_bytes,json=fetchBytes,proto3" json:"fetch_bytes,omitempty"` // that all nodes would read from the object store together
+	Shards        []*RestoredShard       `protobuf:"bytes,11,rep,name=shards,proto3" json:"shards,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestorePlan) Reset() {
+	*x = RestorePlan{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestorePlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestorePlan) ProtoMessage() {}
+
+func (x *RestorePlan) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestorePlan.ProtoReflect.Descriptor instead.
+func (*RestorePlan) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RestorePlan) GetCheckpoint() string {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return ""
+}
+
+func (x *RestorePlan) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *RestorePlan) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetCreatedMs() uint64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetKeyGroups() uint32 {
+	if x != nil {
+		return x.KeyGroups
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *RestorePlan) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetObjects() uint64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetFetchBytes() uint64 {
+	if x != nil {
+		return x.FetchBytes
+	}
+	return 0
+}
+
+func (x *RestorePlan) GetShards() []*RestoredShard {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+type RestoredShard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Range         *Range                 `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
+	Nodes         []string               `protobuf:"bytes,3,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	Sources       []*RestoreSource       `protobuf:"bytes,4,rep,name=sources,proto3" json:"sources,omitempty"`
+	FetchBytes    uint64                 `protobuf:"varint,5,opt,name=fetch_bytes,json=fetchBytes,proto3" json:"fetch_bytes,omitempty"` // that each of the nodes would read
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoredShard) Reset() {
+	*x = RestoredShard{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoredShard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoredShard) ProtoMessage() {}
+
+func (x *RestoredShard) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoredShard.ProtoReflect.Descriptor instead.
+func (*RestoredShard) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RestoredShard) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RestoredShard) GetRange() *Range {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
+func (x *RestoredShard) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *RestoredShard) GetSources() []*RestoreSource {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
+func (x *RestoredShard) GetFetchBytes() uint64 {
+	if x != nil {
+		return x.FetchBytes
+	}
+	return 0
+}
+
+type RestoreSource struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"` // of the checkpoint
+	Range         *Range                 `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	How           string                 `protobuf:"bytes,4,opt,name=how,proto3" json:"how,omitempty"` // linked, clipped or copied
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreSource) Reset() {
+	*x = RestoreSource{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreSource) ProtoMessage() {}
+
+func (x *RestoreSource) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreSource.ProtoReflect.Descriptor instead.
+func (*RestoreSource) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RestoreSource) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RestoreSource) GetRange() *Range {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
+func (x *RestoreSource) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RestoreSource) GetHow() string {
+	if x != nil {
+		return x.How
+	}
+	return ""
+}
+
 type InitClusterResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -148,13 +446,14 @@ type InitClusterResponse struct {
 	Phase         string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"` // "done" when the cluster serves
 	Resumed       bool                   `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
 	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // what a founding that is not done waits for, in words
+	Plan          *RestorePlan           `protobuf:"bytes,6,opt,name=plan,proto3" json:"plan,omitempty"`       // of a dry run, and nothing else
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InitClusterResponse) Reset() {
 	*x = InitClusterResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[2]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +465,7 @@ func (x *InitClusterResponse) String() string {
 func (*InitClusterResponse) ProtoMessage() {}
 
 func (x *InitClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[2]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +478,7 @@ func (x *InitClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitClusterResponse.ProtoReflect.Descriptor instead.
 func (*InitClusterResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InitClusterResponse) GetClusterId() string {
@@ -217,6 +516,13 @@ func (x *InitClusterResponse) GetProblem() string {
 	return ""
 }
 
+func (x *InitClusterResponse) GetPlan() *RestorePlan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -225,7 +531,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[3]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -237,7 +543,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[3]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -250,7 +556,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type GroupStatus struct {
@@ -278,7 +584,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[4]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -290,7 +596,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[4]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -303,7 +609,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GroupStatus) GetGroup() uint64 {
@@ -433,7 +739,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[5]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -445,7 +751,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[5]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -458,7 +764,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 type NodeStatusResponse struct {
@@ -478,7 +784,7 @@ type NodeStatusResponse struct {
 
 func (x *NodeStatusResponse) Reset() {
 	*x = NodeStatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +796,7 @@ func (x *NodeStatusResponse) String() string {
 func (*NodeStatusResponse) ProtoMessage() {}
 
 func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +809,7 @@ func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*NodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NodeStatusResponse) GetNode() *Node {
@@ -583,7 +889,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -595,7 +901,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -608,7 +914,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -663,7 +969,7 @@ type UnreachableNode struct {
 
 func (x *UnreachableNode) Reset() {
 	*x = UnreachableNode{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +981,7 @@ func (x *UnreachableNode) String() string {
 func (*UnreachableNode) ProtoMessage() {}
 
 func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +994,7 @@ func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreachableNode.ProtoReflect.Descriptor instead.
 func (*UnreachableNode) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *UnreachableNode) GetId() string {
@@ -715,7 +1021,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +1033,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +1046,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint64 {
@@ -766,7 +1072,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +1084,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +1097,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TransferLeaderResponse) GetLeader() string {
@@ -810,7 +1116,7 @@ type HashShardRequest struct {
 
 func (x *HashShardRequest) Reset() {
 	*x = HashShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +1128,7 @@ func (x *HashShardRequest) String() string {
 func (*HashShardRequest) ProtoMessage() {}
 
 func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +1141,7 @@ func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardRequest.ProtoReflect.Descriptor instead.
 func (*HashShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HashShardRequest) GetShard() uint64 {
@@ -859,7 +1165,7 @@ type ReplicaHash struct {
 
 func (x *ReplicaHash) Reset() {
 	*x = ReplicaHash{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +1177,7 @@ func (x *ReplicaHash) String() string {
 func (*ReplicaHash) ProtoMessage() {}
 
 func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +1190,7 @@ func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaHash.ProtoReflect.Descriptor instead.
 func (*ReplicaHash) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReplicaHash) GetNode() string {
@@ -940,7 +1246,7 @@ type HashShardResponse struct {
 
 func (x *HashShardResponse) Reset() {
 	*x = HashShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1258,7 @@ func (x *HashShardResponse) String() string {
 func (*HashShardResponse) ProtoMessage() {}
 
 func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1271,7 @@ func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardResponse.ProtoReflect.Descriptor instead.
 func (*HashShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HashShardResponse) GetShard() uint64 {
@@ -998,7 +1304,7 @@ type SnapshotShardRequest struct {
 
 func (x *SnapshotShardRequest) Reset() {
 	*x = SnapshotShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1316,7 @@ func (x *SnapshotShardRequest) String() string {
 func (*SnapshotShardRequest) ProtoMessage() {}
 
 func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1329,7 @@ func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SnapshotShardRequest) GetShard() uint64 {
@@ -1043,7 +1349,7 @@ type SnapshotShardResponse struct {
 
 func (x *SnapshotShardResponse) Reset() {
 	*x = SnapshotShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1361,7 @@ func (x *SnapshotShardResponse) String() string {
 func (*SnapshotShardResponse) ProtoMessage() {}
 
 func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1374,7 @@ func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotShardResponse) GetIndex() uint64 {
@@ -1094,7 +1400,7 @@ type CompactShardRequest struct {
 
 func (x *CompactShardRequest) Reset() {
 	*x = CompactShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1412,7 @@ func (x *CompactShardRequest) String() string {
 func (*CompactShardRequest) ProtoMessage() {}
 
 func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1425,7 @@ func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardRequest.ProtoReflect.Descriptor instead.
 func (*CompactShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CompactShardRequest) GetShard() uint64 {
@@ -1139,7 +1445,7 @@ type CompactShardResponse struct {
 
 func (x *CompactShardResponse) Reset() {
 	*x = CompactShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1457,7 @@ func (x *CompactShardResponse) String() string {
 func (*CompactShardResponse) ProtoMessage() {}
 
 func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1470,7 @@ func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardResponse.ProtoReflect.Descriptor instead.
 func (*CompactShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CompactShardResponse) GetBytesBefore() uint64 {
@@ -1190,7 +1496,7 @@ type ScrubShardRequest struct {
 
 func (x *ScrubShardRequest) Reset() {
 	*x = ScrubShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1202,7 +1508,7 @@ func (x *ScrubShardRequest) String() string {
 func (*ScrubShardRequest) ProtoMessage() {}
 
 func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1521,7 @@ func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardRequest.ProtoReflect.Descriptor instead.
 func (*ScrubShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ScrubShardRequest) GetShard() uint64 {
@@ -1235,7 +1541,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1553,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1566,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScrubFinding) GetPart() string {
@@ -1291,7 +1597,7 @@ type ReplicaScrub struct {
 
 func (x *ReplicaScrub) Reset() {
 	*x = ReplicaScrub{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1609,7 @@ func (x *ReplicaScrub) String() string {
 func (*ReplicaScrub) ProtoMessage() {}
 
 func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1622,7 @@ func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaScrub.ProtoReflect.Descriptor instead.
 func (*ReplicaScrub) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReplicaScrub) GetNode() string {
@@ -1372,7 +1678,7 @@ type ScrubShardResponse struct {
 
 func (x *ScrubShardResponse) Reset() {
 	*x = ScrubShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1384,7 +1690,7 @@ func (x *ScrubShardResponse) String() string {
 func (*ScrubShardResponse) ProtoMessage() {}
 
 func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1397,7 +1703,7 @@ func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardResponse.ProtoReflect.Descriptor instead.
 func (*ScrubShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScrubShardResponse) GetShard() uint64 {
@@ -1429,7 +1735,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1441,7 +1747,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1454,7 +1760,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 type Operation struct {
@@ -1472,7 +1778,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1790,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1803,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Operation) GetId() string {
@@ -1558,7 +1864,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1876,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1889,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -1600,20 +1906,55 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x18keelstate/v1/admin.proto\x12\fkeelstate.v1\x1a\x1akeelstate/v1/cluster.proto\x1a\x19keelstate/v1/common.proto\"=\n" +
 	"\bInitNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
-	"\fraft_address\x18\x02 \x01(\tR\vraftAddress\"\x9b\x01\n" +
+	"\fraft_address\x18\x02 \x01(\tR\vraftAddress\"\xe4\x01\n" +
 	"\x12InitClusterRequest\x12,\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x16.keelstate.v1.InitNodeR\x05nodes\x12\x1d\n" +
 	"\n" +
 	"key_groups\x18\x02 \x01(\rR\tkeyGroups\x12\x16\n" +
 	"\x06shards\x18\x03 \x01(\rR\x06shards\x12 \n" +
-	"\vreplication\x18\x04 \x01(\rR\vreplication\"\xa1\x01\n" +
+	"\vreplication\x18\x04 \x01(\rR\vreplication\x12\x18\n" +
+	"\arestore\x18\x05 \x01(\tR\arestore\x12\x14\n" +
+	"\x05claim\x18\x06 \x01(\bR\x05claim\x12\x17\n" +
+	"\adry_run\x18\a \x01(\bR\x06dryRun\"\xe2\x02\n" +
+	"\vRestorePlan\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\tR\n" +
+	"checkpoint\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x02 \x01(\tR\tclusterId\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x04 \x01(\x04R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"key_groups\x18\x05 \x01(\rR\tkeyGroups\x12\x16\n" +
+	"\x06engine\x18\x06 \x01(\tR\x06engine\x12 \n" +
+	"\vincarnation\x18\a \x01(\x04R\vincarnation\x12\x18\n" +
+	"\aobjects\x18\b \x01(\x04R\aobjects\x12\x14\n" +
+	"\x05bytes\x18\t \x01(\x04R\x05bytes\x12\x1f\n" +
+	"\vfetch_bytes\x18\n" +
+	" \x01(\x04R\n" +
+	"fetchBytes\x123\n" +
+	"\x06shards\x18\v \x03(\v2\x1b.keelstate.v1.RestoredShardR\x06shards\"\xbe\x01\n" +
+	"\rRestoredShard\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
+	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
+	"\x05nodes\x18\x03 \x03(\tR\x05nodes\x125\n" +
+	"\asources\x18\x04 \x03(\v2\x1b.keelstate.v1.RestoreSourceR\asources\x12\x1f\n" +
+	"\vfetch_bytes\x18\x05 \x01(\x04R\n" +
+	"fetchBytes\"x\n" +
+	"\rRestoreSource\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
+	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x10\n" +
+	"\x03how\x18\x04 \x01(\tR\x03how\"\xd0\x01\n" +
 	"\x13InitClusterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
 	"\foperation_id\x18\x02 \x01(\tR\voperationId\x12\x14\n" +
 	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x18\n" +
 	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x18\n" +
-	"\aproblem\x18\x05 \x01(\tR\aproblem\"\x0f\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\x12-\n" +
+	"\x04plan\x18\x06 \x01(\v2\x19.keelstate.v1.RestorePlanR\x04plan\"\x0f\n" +
 	"\rStatusRequest\"\xdc\x03\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x14\n" +
@@ -1745,72 +2086,80 @@ func file_keelstate_v1_admin_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_admin_proto_rawDescData
 }
 
-var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*InitNode)(nil),               // 0: keelstate.v1.InitNode
 	(*InitClusterRequest)(nil),     // 1: keelstate.v1.InitClusterRequest
-	(*InitClusterResponse)(nil),    // 2: keelstate.v1.InitClusterResponse
-	(*StatusRequest)(nil),          // 3: keelstate.v1.StatusRequest
-	(*GroupStatus)(nil),            // 4: keelstate.v1.GroupStatus
-	(*NodeStatusRequest)(nil),      // 5: keelstate.v1.NodeStatusRequest
-	(*NodeStatusResponse)(nil),     // 6: keelstate.v1.NodeStatusResponse
-	(*StatusResponse)(nil),         // 7: keelstate.v1.StatusResponse
-	(*UnreachableNode)(nil),        // 8: keelstate.v1.UnreachableNode
-	(*TransferLeaderRequest)(nil),  // 9: keelstate.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil), // 10: keelstate.v1.TransferLeaderResponse
-	(*HashShardRequest)(nil),       // 11: keelstate.v1.HashShardRequest
-	(*ReplicaHash)(nil),            // 12: keelstate.v1.ReplicaHash
-	(*HashShardResponse)(nil),      // 13: keelstate.v1.HashShardResponse
-	(*SnapshotShardRequest)(nil),   // 14: keelstate.v1.SnapshotShardRequest
-	(*SnapshotShardResponse)(nil),  // 15: keelstate.v1.SnapshotShardResponse
-	(*CompactShardRequest)(nil),    // 16: keelstate.v1.CompactShardRequest
-	(*CompactShardResponse)(nil),   // 17: keelstate.v1.CompactShardResponse
-	(*ScrubShardRequest)(nil),      // 18: keelstate.v1.ScrubShardRequest
-	(*ScrubFinding)(nil),           // 19: keelstate.v1.ScrubFinding
-	(*ReplicaScrub)(nil),           // 20: keelstate.v1.ReplicaScrub
-	(*ScrubShardResponse)(nil),     // 21: keelstate.v1.ScrubShardResponse
-	(*ListOperationsRequest)(nil),  // 22: keelstate.v1.ListOperationsRequest
-	(*Operation)(nil),              // 23: keelstate.v1.Operation
-	(*ListOperationsResponse)(nil), // 24: keelstate.v1.ListOperationsResponse
-	(*Range)(nil),                  // 25: keelstate.v1.Range
-	(*Node)(nil),                   // 26: keelstate.v1.Node
-	(*Topology)(nil),               // 27: keelstate.v1.Topology
+	(*RestorePlan)(nil),            // 2: keelstate.v1.RestorePlan
+	(*RestoredShard)(nil),          // 3: keelstate.v1.RestoredShard
+	(*RestoreSource)(nil),          // 4: keelstate.v1.RestoreSource
+	(*InitClusterResponse)(nil),    // 5: keelstate.v1.InitClusterResponse
+	(*StatusRequest)(nil),          // 6: keelstate.v1.StatusRequest
+	(*GroupStatus)(nil),            // 7: keelstate.v1.GroupStatus
+	(*NodeStatusRequest)(nil),      // 8: keelstate.v1.NodeStatusRequest
+	(*NodeStatusResponse)(nil),     // 9: keelstate.v1.NodeStatusResponse
+	(*StatusResponse)(nil),         // 10: keelstate.v1.StatusResponse
+	(*UnreachableNode)(nil),        // 11: keelstate.v1.UnreachableNode
+	(*TransferLeaderRequest)(nil),  // 12: keelstate.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil), // 13: keelstate.v1.TransferLeaderResponse
+	(*HashShardRequest)(nil),       // 14: keelstate.v1.HashShardRequest
+	(*ReplicaHash)(nil),            // 15: keelstate.v1.ReplicaHash
+	(*HashShardResponse)(nil),      // 16: keelstate.v1.HashShardResponse
+	(*SnapshotShardRequest)(nil),   // 17: keelstate.v1.SnapshotShardRequest
+	(*SnapshotShardResponse)(nil),  // 18: keelstate.v1.SnapshotShardResponse
+	(*CompactShardRequest)(nil),    // 19: keelstate.v1.CompactShardRequest
+	(*CompactShardResponse)(nil),   // 20: keelstate.v1.CompactShardResponse
+	(*ScrubShardRequest)(nil),      // 21: keelstate.v1.ScrubShardRequest
+	(*ScrubFinding)(nil),           // 22: keelstate.v1.ScrubFinding
+	(*ReplicaScrub)(nil),           // 23: keelstate.v1.ReplicaScrub
+	(*ScrubShardResponse)(nil),     // 24: keelstate.v1.ScrubShardResponse
+	(*ListOperationsRequest)(nil),  // 25: keelstate.v1.ListOperationsRequest
+	(*Operation)(nil),              // 26: keelstate.v1.Operation
+	(*ListOperationsResponse)(nil), // 27: keelstate.v1.ListOperationsResponse
+	(*Range)(nil),                  // 28: keelstate.v1.Range
+	(*Node)(nil),                   // 29: keelstate.v1.Node
+	(*Topology)(nil),               // 30: keelstate.v1.Topology
 }
 var file_keelstate_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: keelstate.v1.InitClusterRequest.nodes:type_name -> keelstate.v1.InitNode
-	25, // 1: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
-	26, // 2: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
-	4,  // 3: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
-	27, // 4: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
-	6,  // 5: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
-	8,  // 6: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
-	12, // 7: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
-	19, // 8: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
-	20, // 9: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
-	23, // 10: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
-	1,  // 11: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
-	3,  // 12: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
-	5,  // 13: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
-	9,  // 14: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
-	11, // 15: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
-	14, // 16: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
-	16, // 17: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
-	18, // 18: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
-	22, // 19: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
-	2,  // 20: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
-	7,  // 21: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
-	6,  // 22: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
-	10, // 23: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
-	13, // 24: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
-	15, // 25: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
-	17, // 26: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
-	21, // 27: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
-	24, // 28: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
-	20, // [20:29] is the sub-list for method output_type
-	11, // [11:20] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	3,  // 1: keelstate.v1.RestorePlan.shards:type_name -> keelstate.v1.RestoredShard
+	28, // 2: keelstate.v1.RestoredShard.range:type_name -> keelstate.v1.Range
+	4,  // 3: keelstate.v1.RestoredShard.sources:type_name -> keelstate.v1.RestoreSource
+	28, // 4: keelstate.v1.RestoreSource.range:type_name -> keelstate.v1.Range
+	2,  // 5: keelstate.v1.InitClusterResponse.plan:type_name -> keelstate.v1.RestorePlan
+	28, // 6: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
+	29, // 7: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
+	7,  // 8: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
+	30, // 9: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
+	9,  // 10: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
+	11, // 11: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
+	15, // 12: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
+	22, // 13: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
+	23, // 14: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
+	26, // 15: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
+	1,  // 16: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
+	6,  // 17: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
+	8,  // 18: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
+	12, // 19: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
+	14, // 20: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
+	17, // 21: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
+	19, // 22: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
+	21, // 23: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
+	25, // 24: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
+	5,  // 25: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
+	10, // 26: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
+	9,  // 27: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
+	13, // 28: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
+	16, // 29: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
+	18, // 30: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
+	20, // 31: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
+	24, // 32: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
+	27, // 33: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
+	25, // [25:34] is the sub-list for method output_type
+	16, // [16:25] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_admin_proto_init() }
@@ -1826,7 +2175,7 @@ func file_keelstate_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_admin_proto_rawDesc), len(file_keelstate_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,7 +37,7 @@ const (
 // Admin founds, inspects and operates a cluster.
 type AdminClient interface {
 	// InitCluster founds the cluster on the node called. The same call again
-	// resumes or shows the founding; another list is refused.
+	// resumes or shows the founding; another list, or another checkpoint, is refused.
 	InitCluster(ctx context.Context, in *InitClusterRequest, opts ...grpc.CallOption) (*InitClusterResponse, error)
 	// Status asks every node and names the unreachable ones.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
@@ -159,7 +159,7 @@ func (c *adminClient) ListOperations(ctx context.Context, in *ListOperationsRequ
 // Admin founds, inspects and operates a cluster.
 type AdminServer interface {
 	// InitCluster founds the cluster on the node called. The same call again
-	// resumes or shows the founding; another list is refused.
+	// resumes or shows the founding; another list, or another checkpoint, is refused.
 	InitCluster(context.Context, *InitClusterRequest) (*InitClusterResponse, error)
 	// Status asks every node and names the unreachable ones.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)

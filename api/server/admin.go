@@ -15,6 +15,9 @@ import (
 // maxFoundingNodes bounds the list of a founding.
 const maxFoundingNodes = 1024
 
+// maxRestoreBytes bounds the name of a checkpoint.
+const maxRestoreBytes = 4096
+
 // adminService founds, inspects and operates a cluster.
 type adminService struct {
 	keelstatepb.UnimplementedAdminServer
@@ -26,7 +29,15 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 	if len(r.Nodes) > maxFoundingNodes {
 		return nil, &base.Error{Cause: base.ErrTooLarge, Field: "nodes", Ordinal: -1, Hint: fmt.Sprintf("list at most %d nodes", maxFoundingNodes)}
 	}
-	spec := cluster.FoundSpec{KeyGroups: clampInt(r.GetKeyGroups()), Shards: clampInt(r.GetShards()), Replication: clampInt(r.GetReplication())}
+	spec := cluster.FoundSpec{KeyGroups: clampInt(r.GetKeyGroups()), Shards: clampInt(r.GetShards()), Replication: clampInt(r.GetReplication()),
+		Restore: r.GetRestore(), DryRun: r.GetDryRun()}
+	if r.GetClaim() {
+		return nil, &base.Error{Cause: base.ErrUnsupported, Field: "claim", Ordinal: -1,
+			Hint: "a checkpoint cannot be claimed yet; without it the new cluster leaves the checkpoint alone"}
+	}
+	if len(spec.Restore) > maxRestoreBytes {
+		return nil, &base.Error{Cause: base.ErrTooLarge, Field: "restore", Ordinal: -1, Hint: fmt.Sprintf("at most %d bytes", maxRestoreBytes)}
+	}
 	for _, n := range r.Nodes {
 		spec.Nodes = append(spec.Nodes, cluster.FoundNode{ID: base.NodeID(n.GetId()), RaftAddr: n.GetRaftAddress()})
 	}
@@ -35,7 +46,27 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 		return nil, err
 	}
 	return &keelstatepb.InitClusterResponse{ClusterId: string(reply.Cluster), OperationId: reply.Operation, Phase: reply.Phase,
-		Problem: reply.Problem, Resumed: reply.Resumed}, nil
+		Problem: reply.Problem, Resumed: reply.Resumed, Plan: restorePlan(reply.Plan)}, nil
+}
+
+func restorePlan(p *cluster.RestorePlan) *keelstatepb.RestorePlan {
+	if p == nil {
+		return nil
+	}
+	out := &keelstatepb.RestorePlan{Checkpoint: p.Key, ClusterId: string(p.Cluster), Number: p.Number, CreatedMs: p.CreatedMs, KeyGroups: uint32(p.KeyGroups),
+		Engine: p.Engine, Incarnation: uint64(p.Incarnation), Objects: uint64(p.Objects), Bytes: uint64(p.Bytes), FetchBytes: uint64(p.FetchBytes)}
+	for i := range p.Shards {
+		s := &p.Shards[i]
+		sh := &keelstatepb.RestoredShard{Shard: uint64(s.ID), Range: wireRange(s.Range), FetchBytes: uint64(s.FetchBytes)}
+		for _, n := range s.Nodes {
+			sh.Nodes = append(sh.Nodes, string(n))
+		}
+		for _, f := range s.Sources {
+			sh.Sources = append(sh.Sources, &keelstatepb.RestoreSource{Shard: uint64(f.ID), Range: wireRange(f.Range), Bytes: uint64(f.Bytes), How: f.How})
+		}
+		out.Shards = append(out.Shards, sh)
+	}
+	return out
 }
 
 // Status implements the Admin service.

@@ -22,9 +22,15 @@ func (a *app) clusterInit() *cobra.Command {
 		Use:   "init --nodes ID=RAFT-ADDRESS,...",
 		Short: "Found the cluster of exactly these nodes",
 		Long: `init founds the cluster on the node called and admits exactly the nodes listed.
-The same init again resumes or shows the founding; another list is refused.`,
+The same init again resumes or shows the founding; another list is refused.
+
+With --restore the cluster begins with a checkpoint that lies in the object store of
+the nodes, of whatever cluster and size. Every object of it is looked at before
+anything is done. The number of key groups is the checkpoint's. The checkpoint stays
+as it is; it is needed until the cluster is founded.`,
 		Example: `  keelctl cluster init --nodes n1=127.0.0.1:7411,n2=127.0.0.1:7412,n3=127.0.0.1:7413
-  keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json`,
+  keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json
+  keelctl cluster init --nodes n1=10.0.0.1:7411 --restore s3://bucket/keel/5c0e.../checkpoints/0000000007 --dry-run`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, n := range nodes {
@@ -38,6 +44,9 @@ The same init again resumes or shows the founding; another list is refused.`,
 				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
 			}
 			a.boundBy(cmd, wait)
+			if req.GetDryRun() {
+				return a.planInit(cmd.Context(), &req)
+			}
 			return a.initCluster(cmd.Context(), &req)
 		},
 	}
@@ -46,8 +55,50 @@ The same init again resumes or shows the founding; another list is refused.`,
 	f.Uint32Var(&req.KeyGroups, "key-groups", 0, "number of key groups for ever, 0 for 128")
 	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
 	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
+	f.StringVar(&req.Restore, "restore", "", "checkpoint to begin with: its uri as keelctl checkpoint show prints it, CLUSTER/NUMBER, or CLUSTER/latest")
+	f.BoolVar(&req.DryRun, "dry-run", false, "print what --restore would do, and do nothing")
 	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
 	return c
+}
+
+// planInit prints what a restore would do.
+func (a *app) planInit(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	var p *keelstatepb.RestorePlan
+	for {
+		step, done := context.WithTimeout(ctx, longStep)
+		err := a.call(step, true, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+			resp, err := keelstatepb.NewAdminClient(conn).InitCluster(ctx, req)
+			p = resp.GetPlan()
+			return err
+		}, keel.AttemptTimeout(foundAttempt))
+		done()
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil || !askAgain(err) {
+			return err
+		}
+		select { // the node looks at the checkpoint still
+		case <-ctx.Done():
+		case <-time.After(statusPause):
+		}
+	}
+	shards := []record{}
+	for _, s := range p.GetShards() {
+		sources := []record{}
+		for _, f := range s.GetSources() {
+			sources = append(sources, record{{Name: "shard", Value: f.GetShard()}, {Name: "lo", Value: f.GetRange().GetLo()}, {Name: "hi", Value: f.GetRange().GetHi()},
+				{Name: "bytes", Value: f.GetBytes()}, {Name: "how", Value: f.GetHow()}})
+		}
+		shards = append(shards, record{{Name: "shard", Value: s.GetShard()}, {Name: "lo", Value: s.GetRange().GetLo()}, {Name: "hi", Value: s.GetRange().GetHi()},
+			{Name: "nodes", Value: s.GetNodes()}, {Name: "fetchBytes", Value: s.GetFetchBytes()}, {Name: "sources", Value: sources}})
+	}
+	return a.printOne("RestorePlan", record{{Name: "checkpoint", Value: p.GetCheckpoint()}, {Name: "from", Value: p.GetClusterId()}, {Name: "number", Value: p.GetNumber()},
+		{Name: "created", Value: time.UnixMilli(int64(p.GetCreatedMs())).UTC().Format(time.RFC3339)}, {Name: "keyGroups", Value: p.GetKeyGroups()},
+		{Name: "engine", Value: p.GetEngine()}, {Name: "incarnation", Value: p.GetIncarnation()}, {Name: "objects", Value: p.GetObjects()},
+		{Name: "bytes", Value: p.GetBytes()}, {Name: "fetchBytes", Value: p.GetFetchBytes()}, {Name: "shards", Value: shards}})
 }
 
 // How long one step of an init takes. A node keeps an init nearly for as long as

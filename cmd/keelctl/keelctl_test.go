@@ -76,7 +76,9 @@ var lines = [][]string{
 	{"merge-namespaces", "k", "r", "--key", "x", "--namespace", "w", "--source", "w1", "--source-void"},
 	{"keys", "k", "v"}, {"scan", "k", "m"},
 	{"shard", "hash"}, {"shard", "snapshot", "1"}, {"shard", "compact", "1"}, {"shard", "scrub", "1"}, {"shard", "transfer", "1", "--to", "n1"},
-	{"checkpoint", "create"}, {"checkpoint", "list"}, {"checkpoint", "show", "1"}, {"checkpoint", "verify", "1"}, {"checkpoint", "delete", "1", "--yes"},
+	{"checkpoint", "create"}, {"checkpoint", "list"}, {"checkpoint", "show", "1"}, {"checkpoint", "verify", "1"},
+	{"cluster", "init", "--nodes", "m1=m1:7000,m2=m2:7000", "--restore", "CLUSTER/latest", "--dry-run"},
+	{"checkpoint", "delete", "1", "--yes"},
 	{"list", "update", "k", "l", "z", "--key", "x"},
 	{"value", "clear", "k", "v", "--key", "x"}, {"list", "clear", "k", "l", "--key", "x"}, {"map", "clear", "k", "m", "--key", "x"},
 	{"reducing", "clear", "k", "r", "--key", "x"}, {"aggregating", "clear", "k", "a", "--key", "x"},
@@ -91,6 +93,12 @@ func TestEveryCommand(t *testing.T) {
 	printed := make(map[string]map[string]bool) // the keys that each leaf printed
 	formats := []string{"json", "yaml", "jsonl", "wide", "table"}
 	for i, line := range lines {
+		line = slices.Clone(line)
+		for j := range line {
+			if of, found := strings.CutPrefix(line[j], "CLUSTER/"); found {
+				line[j] = clusterID(t, c.Endpoints()[0]) + "/" + of
+			}
+		}
 		leaf, _, err := root.Find(line)
 		if err != nil {
 			t.Fatal(err)
@@ -136,6 +144,17 @@ func TestEveryCommand(t *testing.T) {
 			t.Errorf("%s: no description", leaf.CommandPath())
 		}
 	}
+}
+
+// clusterID asks for the id of the test's cluster.
+func clusterID(t *testing.T, endpoint string) string {
+	t.Helper()
+	code, stdout, stderr := keelctl(endpoint, "cluster", "status", "-o", "json")
+	var status struct{ Cluster string }
+	if err := json.Unmarshal([]byte(stdout), &status); err != nil || status.Cluster == "" {
+		t.Fatalf("exit %d, %s: %v", code, stderr, err)
+	}
+	return status.Cluster
 }
 
 func sorted(s []string) []string { slices.Sort(s); return s }
