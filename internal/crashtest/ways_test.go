@@ -80,6 +80,13 @@ var ways = map[string]func(*run){
 	"cluster.checkpoint.after-metadata":  checkpointing,
 	"cluster.checkpoint.before-delete":   checkpointing,
 
+	"cluster.restore.declared":       restoring,
+	"cluster.restore.begin":          restoring,
+	"cluster.restore.fetched":        restoring,
+	"cluster.restore.assembled":      restoring,
+	"cluster.restore.before-publish": restoring,
+	"cluster.restore.published":      restoring,
+
 	"cluster.metadata.before-propose": sessionsAnywhere,
 	"cluster.metadata.before-apply":   withSessions,
 	"cluster.metadata.applied":        withSessions,
@@ -213,6 +220,61 @@ func checkpointing(c *run) {
 		_, err := c.ctl("checkpoint", "create", "--timeout", "20s")
 		return err
 	})
+}
+
+// restoring: what three nodes have checkpointed is restored into three others,
+// with another number of shards; whoever places them, or has a part of them, comes
+// there. What was counted before is there then.
+func restoring(c *run) {
+	c.loaded()
+	l := c.l
+	c.l = nil
+	l.end()
+	l.judge(c.s)
+	count(c.t, c.s, 50)
+	want := total(c.t, c.s)
+	if _, err := c.ctl("checkpoint", "create", "--timeout", "60s"); err != nil {
+		c.t.Fatal(err)
+	}
+	out, err := c.ctl("checkpoint", "show", "1", "-o", "json", "--columns", "uri")
+	var shown struct{ URI string }
+	if err == nil {
+		err = json.Unmarshal(out, &shown)
+	}
+	if err != nil || shown.URI == "" {
+		c.t.Fatalf("%v in %q", err, out)
+	}
+	for i := range c.n {
+		c.kill(i)
+		if err := os.RemoveAll(c.n[i].dir); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	if c.point == "cluster.restore.declared" {
+		for i := range c.n {
+			c.startArmed(i, 0) // whoever leads
+		}
+	} else {
+		one := c.any()
+		for i := range c.n {
+			if i != one {
+				c.start(i)
+			}
+		}
+		c.startArmed(one, c.r.IntN(3))
+	}
+	again := func(context.Context) error {
+		_, err := c.ctl(append(c.initArgs(3), "--restore", shown.URI, "--wait", "5s")...)
+		return err
+	}
+	c.crash(again)
+	eventually(c.t, "the cluster is restored", func() error { return again(c.t.Context()) })
+	c.checkpoints = true
+	c.s = declare(c.t, c.client())
+	c.serves(c.s.probe)
+	if got := total(c.t, c.s); got != want {
+		c.t.Errorf("%d were counted, %d are restored", want, got)
+	}
 }
 
 // checkpointed demands that a checkpoint can be made, and that whatever is kept is
