@@ -109,7 +109,7 @@ type Store interface {
 	// DropFamily removes a family at once and durably: call it only after what
 	// caused it is flushed (rule W7). Dropping an absent family does nothing.
 	DropFamily(f FamilyID) error
-	// Write applies the batch atomically (EN1).
+	// Write applies the batch atomically (EN1). On a full disk it waits (EN6).
 	Write(b *Batch) error
 	// NewView returns the state of this instant.
 	NewView() (View, error)

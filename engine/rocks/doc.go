@@ -31,6 +31,8 @@
 //	RO6  Every native object is freed by its owner on every path; LiveObjects is
 //	     0 when all drivers are closed.
 //	RO7  No native function calls back into Go.
-//	RO8  A full disk stops nothing for good: Write waits, RocksDB is asked to
-//	     go on, and the batch is applied once there is space.
+//	RO8  A full disk stops nothing for good: Write waits, and once there is space
+//	     everything but reads fails with base.ErrReopen (EN6). RocksDB is never
+//	     asked to go on after a background error, and no flush or checkpoint
+//	     succeeds while one stands.
 package rocks

@@ -137,12 +137,9 @@ ks_status ks_live_files(ks_store* s, char** names, size_t* len, uint64_t* manife
 // Reads an SST file beside the database and checks all of its checksums.
 ks_status ks_verify_file(ks_store* s, const char* path);
 ks_status ks_stats(ks_family* f, ks_family_stats* out);
-// The background error that has not been recovered from, and the duration of
-// the last flush of any family.
+// The first background error, which stands as long as the store is open, and the
+// duration of the last flush of any family.
 ks_status ks_background_error(ks_store* s);
-// Asks the database to go on after a background error; waits for the flush that
-// this takes.
-ks_status ks_resume(ks_store* s);
 uint64_t ks_last_flush_micros(ks_store* s);
 uint64_t ks_flush_count(ks_store* s);
 

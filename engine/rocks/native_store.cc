@@ -52,17 +52,21 @@ void Watch::OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) {
   flushes.fetch_add(1);
 }
 
-void Watch::OnBackgroundError(rocksdb::BackgroundErrorReason, Status* s) {
-  std::lock_guard<std::mutex> lock(mu_);
-  error_ = *s;
-  failed_.store(true);
+void Watch::OnBackgroundError(rocksdb::BackgroundErrorReason reason, Status* s) {
+  if (reason == rocksdb::BackgroundErrorReason::kCompaction && s->IsNoSpace()) {
+    // It removes what it has written and is tried again by RocksDB; as an error it
+    // would stop flushes, and one that has just written its files for good.
+    *s = Status::OK();
+    return;
+  }
+  Latch(*s);
 }
 
-void Watch::OnErrorRecoveryEnd(const rocksdb::BackgroundErrorRecoveryInfo& info) {
+void Watch::Latch(const Status& s) {
   std::lock_guard<std::mutex> lock(mu_);
-  info.old_bg_error.PermitUncheckedError();
-  error_ = info.new_bg_error;
-  failed_.store(!error_.ok());
+  if (!error_.ok()) return;
+  error_ = s;
+  failed_.store(true);
 }
 
 void Watch::OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) {
@@ -109,8 +113,7 @@ static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Wa
   o.enable_pipelined_write = false;
   // Close loses what was not flushed, like a crash: the Raft log has it.
   o.avoid_flush_during_shutdown = true;
-  // RocksDB goes on after an error when it is asked to (ks_resume), not beside a
-  // batch that may be half written. See Watch::OnErrorRecoveryBegin too.
+  // RocksDB never goes on after an error. See Watch::OnErrorRecoveryBegin too.
   o.max_bgerror_resume_count = 0;
   o.write_buffer_manager = d.buffers;
   o.max_open_files = d.options.max_open_files;
@@ -340,6 +343,13 @@ ks_status ks_close(ks_store* s) {
   });
 }
 
+// RocksDB says of a write of the MANIFEST by itself, but not of one for a family,
+// that it failed: what runs beside it may be lost all the same.
+static ks_status ManifestFailed(ks_store* s, const Status& st) {
+  if (st.IsIOError()) s->watch->Latch(st);
+  return FromRocks(st);
+}
+
 ks_status ks_create_family(ks_store* s, const ks_family_options* o, const char* name, ks_family** out) {
   return Guarded([&] {
     auto switches = NewSwitches(*o);
@@ -348,7 +358,7 @@ ks_status ks_create_family(ks_store* s, const ks_family_options* o, const char* 
     ks_status failed = s->watch->Error();
     if (failed.code != KS_OK) return failed;
     Status st = s->db->CreateColumnFamily(FamilyOptions(*s->driver, *o, switches), name, &h);
-    if (!st.ok()) return FromRocks(st);
+    if (!st.ok()) return ManifestFailed(s, st);
     auto f = std::make_shared<Family>(s->db.get(), h, *o, switches);
     *out = new ks_family(f);
     std::lock_guard<std::mutex> lock(s->mu);
@@ -366,8 +376,10 @@ ks_status ks_drop_family(ks_store* s, uint32_t id) {
       if (it == s->families.end()) return OK();
       f = it->second;
     }
+    ks_status failed = s->watch->Error();
+    if (failed.code != KS_OK) return failed;
     Status st = s->db->DropColumnFamily(f->handle);
-    if (!st.ok()) return FromRocks(st);
+    if (!st.ok()) return ManifestFailed(s, st);
     std::lock_guard<std::mutex> lock(s->mu);
     s->families.erase(id);
     return OK();
@@ -393,21 +405,40 @@ ks_status ks_write(ks_store* s, const char* batch, size_t len) {
 }
 
 // FlushAll names all families: RocksDB then chooses among them when no batch is
-// being written.
-static Status FlushAll(ks_store* s) {
+// being written. With a background error RocksDB may say that it has flushed when
+// it did not even wait.
+static ks_status FlushAll(ks_store* s) {
+  ks_status failed = s->watch->Error();
+  if (failed.code != KS_OK) return failed;
   auto live = Live(s);
   std::vector<rocksdb::ColumnFamilyHandle*> handles;
   for (auto& f : live) handles.push_back(f->handle);
   rocksdb::FlushOptions fo;
   fo.wait = true;
   fo.allow_write_stall = true;
-  return s->db->Flush(fo, handles);
+  Status st = s->db->Flush(fo, handles);
+  return st.ok() ? s->watch->Error() : FromRocks(st);
+}
+
+// NothingInMemory fails if a family has entries that are not in its files, which
+// is only right after a flush beside which nobody writes.
+static ks_status NothingInMemory(ks_store* s) {
+  using Properties = rocksdb::DB::Properties;
+  for (auto& f : Live(s)) {
+    for (auto& name : {Properties::kNumEntriesActiveMemTable, Properties::kNumImmutableMemTable}) {
+      uint64_t n = 0;
+      if (s->db->GetIntProperty(f->handle, name, &n) && n == 0) continue;
+      return MakeStatus(KS_INTERNAL, "a flush left " + std::to_string(n) + " of " + name + " in family " +
+                                         std::to_string(f->options.id));
+    }
+  }
+  return OK();
 }
 
 ks_status ks_flush(ks_store* s) {
   return Guarded([&] {
     std::lock_guard<std::mutex> flushing(s->flush_mu);
-    return FromRocks(FlushAll(s));
+    return FlushAll(s);
   });
 }
 
@@ -419,11 +450,14 @@ ks_status ks_checkpoint(ks_store* s, const char* dir) {
     if (!st.ok()) return FromRocks(st);
     std::lock_guard<std::mutex> flushing(s->flush_mu);
     // Most is flushed beside the writer, which then waits for little.
-    st = FlushAll(s);
-    if (!st.ok()) return FromRocks(st);
+    ks_status flushed = FlushAll(s);
+    if (flushed.code != KS_OK) return flushed;
     std::lock_guard<Turns> whole(s->batches);
     // A log size of 0 flushes all families first, whatever the log holds.
-    return FromRocks(c->CreateCheckpoint(dir, 0));
+    st = c->CreateCheckpoint(dir, 0);
+    if (!st.ok()) return FromRocks(st);
+    ks_status failed = s->watch->Error();
+    return failed.code != KS_OK ? failed : NothingInMemory(s);
   });
 }
 
@@ -453,15 +487,6 @@ ks_status ks_verify_file(ks_store* s, const char* path) {
     ro.fill_cache = false;
     ro.verify_checksums = true;
     return FromRocks(rocksdb::VerifySstFileChecksum(o, rocksdb::EnvOptions(), ro, path));
-  });
-}
-
-ks_status ks_resume(ks_store* s) {
-  return Guarded([&] {
-    // A flush that another waits for must not be given up under its feet.
-    std::lock_guard<std::mutex> flushing(s->flush_mu);
-    std::lock_guard<Turns> whole(s->batches);
-    return FromRocks(s->db->Resume());
   });
 }
 

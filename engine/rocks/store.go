@@ -17,8 +17,6 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/internal/durable"
 	"github.com/keelstate/keelstate/internal/base"
@@ -84,7 +82,14 @@ func (s *Store) EnsureFamily(id engine.FamilyID, o engine.FamilyOptions) error {
 	name := C.CString(familyName(id, o))
 	defer C.free(unsafe.Pointer(name))
 	var ref *C.ks_family
-	create := func() error { return take(C.ks_create_family(s.c, &native, name, &ref)) }
+	create := func() error {
+		// Not even tried where it could meet the end of the disk: RocksDB with its
+		// assertions, which is Debian's, aborts the process when the MANIFEST does.
+		if err := s.room(familyRoom); err != nil {
+			return err
+		}
+		return take(C.ks_create_family(s.c, &native, name, &ref))
+	}
 	if err := s.waitForSpace(create); err != nil {
 		return fmt.Errorf("creating family %d: %w", id, err)
 	}
@@ -122,7 +127,7 @@ func (s *Store) DropFamily(id engine.FamilyID) error {
 	if f == nil {
 		return nil
 	}
-	if err := take(C.ks_drop_family(s.c, C.uint32_t(id))); err != nil {
+	if err := s.orReopen(take(C.ks_drop_family(s.c, C.uint32_t(id)))); err != nil {
 		return fmt.Errorf("dropping family %d: %w", id, err)
 	}
 	next := fs.without(id)
@@ -201,62 +206,6 @@ func (s *Store) Write(b *engine.Batch) error {
 	return nil
 }
 
-// waitForSpace calls do until it ends otherwise than by a full disk, or the store
-// is closing.
-func (s *Store) waitForSpace(do func() error) error {
-	err := do()
-	for errors.Is(err, syscall.ENOSPC) && s.resume() {
-		err = do()
-	}
-	return err
-}
-
-// fullRetry is the time between two tries to go on after a full disk.
-const fullRetry = 250 * time.Millisecond
-
-// resume waits a little and asks RocksDB to go on after a failed flush or
-// compaction; it says false when the store is closing. RocksDB refused the batch
-// before it applied any of it, since the background error stood, so that the
-// same batch may be tried again.
-func (s *Store) resume() bool {
-	select {
-	case <-s.closing:
-		return false
-	case <-time.After(fullRetry):
-	}
-	// Its error stands as the background error that the next write meets.
-	_ = s.goOn()
-	return true
-}
-
-// flushMargin is what a flush may take beside what is in memory.
-const flushMargin = 1 << 20
-
-// goOn asks RocksDB to go on after a full disk, if there is room for what is in
-// memory: it begins with a flush of everything, and one that meets the end of the
-// disk again can leave RocksDB 7.8 waiting for ever for memtables that no flush has
-// any more.
-func (s *Store) goOn() error {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(s.dir, &disk); err != nil {
-		return fmt.Errorf("asking for the room of %s: %w: %w", s.dir, base.ErrDiskFailed, err)
-	}
-	if free, need := disk.Bavail*uint64(disk.Bsize), 2*s.Stats().MemtableBytes+flushMargin; free < need {
-		return fmt.Errorf("%d bytes are free, a flush may take %d: %w: %w", free, need, base.ErrDiskFailed, syscall.ENOSPC)
-	}
-	return take(C.ks_resume(s.c))
-}
-
-// onceMore calls do, and if the disk was full, which may be long ago, again after
-// RocksDB was asked to go on: a store that nobody writes to is not left behind.
-func (s *Store) onceMore(do func() error) error {
-	err := do()
-	if errors.Is(err, syscall.ENOSPC) && s.goOn() == nil {
-		err = do()
-	}
-	return err
-}
-
 // Flush implements engine.Store; it names all families (RO1).
 func (s *Store) Flush() error {
 	if err := s.enter("flushing"); err != nil {
@@ -266,7 +215,7 @@ func (s *Store) Flush() error {
 	if err := failpoint.Err("rocks.flush.begin"); err != nil {
 		return fmt.Errorf("flushing store %s: %w", s.dir, err)
 	}
-	if err := s.onceMore(func() error { return take(C.ks_flush(s.c)) }); err != nil {
+	if err := s.orReopen(take(C.ks_flush(s.c))); err != nil {
 		return fmt.Errorf("flushing store %s: %w", s.dir, err)
 	}
 	failpoint.Hit("rocks.flush.end")
@@ -331,7 +280,7 @@ func (s *Store) checkpoint(dir string) error {
 func (s *Store) makeCheckpoint(dir string) error {
 	cdir := C.CString(dir)
 	defer C.free(unsafe.Pointer(cdir))
-	if err := s.onceMore(func() error { return take(C.ks_checkpoint(s.c, cdir)) }); err != nil {
+	if err := s.orReopen(take(C.ks_checkpoint(s.c, cdir))); err != nil {
 		return err
 	}
 	failpoint.Hit("rocks.checkpoint.files-linked")
@@ -344,7 +293,7 @@ func (s *Store) Compact() error {
 		return err
 	}
 	defer s.gate.leave()
-	if err := take(C.ks_compact(s.c)); err != nil {
+	if err := s.orReopen(take(C.ks_compact(s.c))); err != nil {
 		return fmt.Errorf("compacting store %s: %w", s.dir, err)
 	}
 	return nil
@@ -411,8 +360,9 @@ func (s *Store) Stats() engine.Stats {
 	}
 	st.CacheBytes = uint64(C.ks_driver_cache_usage(s.driver.c))
 	st.LastFlush = time.Duration(C.ks_last_flush_micros(s.c)) * time.Microsecond
-	if err := take(C.ks_background_error(s.c)); err != nil {
+	if err := s.failed(); err != nil {
 		st.Failed = err.Error()
+		st.Reopen = errors.Is(err, syscall.ENOSPC) && s.roomToFlush() == nil
 	}
 	st.NativeObjects = s.nativeObjects()
 	return st
