@@ -45,6 +45,9 @@ type Options struct {
 	// Engine, Memory and Flags go to every node.
 	Engine, Memory string
 	Flags          []string
+	// StoreBinary is a service that speaks S3, versitygw; the fleet then has an
+	// object store, and every node uses it. Empty for none.
+	StoreBinary string
 }
 
 func (o *Options) ensureDefaults() {
@@ -71,6 +74,8 @@ type Fleet struct {
 	Nodes []*Node
 	// Net is nil on loopback.
 	Net *Network
+	// Store is nil without an object store.
+	Store *Store
 
 	opts     Options
 	name     string
@@ -110,11 +115,20 @@ func (f *Fleet) make(serial int) error {
 		return lacks
 	}
 	if f.opts.Net != NetLoopback && lacks == nil {
-		network, err := newNetwork(f.name, serial, ids)
+		hosts := ids
+		if f.opts.StoreBinary != "" {
+			hosts = append(slices.Clone(ids), StoreHost)
+		}
+		network, err := newNetwork(f.name, serial, hosts)
 		if err != nil {
 			return fmt.Errorf("making the network: %w", err)
 		}
 		f.Net = network
+	}
+	if f.opts.StoreBinary != "" {
+		if err := f.newStore(); err != nil {
+			return fmt.Errorf("making the object store: %w", err)
+		}
 	}
 	for _, id := range ids {
 		n := &Node{ID: id, fleet: f, LogFile: filepath.Join(f.opts.Dir, id+".log")}
@@ -234,6 +248,9 @@ func (f *Fleet) Heal() error {
 	if f.Net != nil {
 		failed = f.Net.Clear()
 	}
+	if f.Store != nil {
+		f.Store.Proxy.Clear()
+	}
 	for _, n := range f.Nodes {
 		failed = errors.Join(failed, n.Heal())
 	}
@@ -258,6 +275,11 @@ func (f *Fleet) Close() error {
 			failed = errors.Join(failed, n.Disk.close())
 			if n.Group != nil {
 				failed = errors.Join(failed, n.Group.close())
+			}
+		}
+		if f.Store != nil {
+			if err := f.Store.close(); err != nil {
+				failed, killed = errors.Join(failed, err), false
 			}
 		}
 		if f.Net != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/jepsen/faultfs"
+	"github.com/keelstate/keelstate/jepsen/s3fault"
 )
 
 // TestProcesses: signals do what they say, and a dead node is dead (HO1, HO6).
@@ -326,5 +327,67 @@ func TestThrottles(t *testing.T) {
 		must(t, f.Nodes[0].Group.LimitDisk(dir, 1_000_000))
 		must(t, f.Nodes[0].Group.LimitDisk(dir, 0))
 		return
+	}
+}
+
+// TestStore: every node reaches the object store, which has a host of its own
+// where there are hosts; faults hit the nodes that they are for, Heal ends them, and
+// a service that ends by itself is noticed.
+func TestStore(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	for _, mode := range []NetMode{NetLoopback, NetNamespaces} {
+		t.Run(string(mode), func(t *testing.T) {
+			var needs []Capability
+			if mode == NetNamespaces {
+				needs = []Capability{CapNetns, CapNft}
+			}
+			f := fleet(t, Options{Nodes: 2, Net: mode, StoreBinary: self}, needs...)
+			flags, env := f.Store.flags()
+			url := flags[slices.Index(flags, "--object-store-endpoint")+1]
+			if !slices.Contains(f.Nodes[0].flags(), url) || len(env) == 0 {
+				t.Errorf("the nodes' flags: %q", f.Nodes[0].flags())
+			}
+			ask := func(n *Node) string { return order(t, n, 10*time.Second, "get %s/b/k", url) }
+			all := func(want bool) {
+				t.Helper()
+				for _, n := range f.Nodes {
+					if got := ask(n); strings.HasSuffix(got, "/data") != want {
+						t.Errorf("%s is told %q", n.ID, got)
+					}
+				}
+			}
+			all(true)
+			if _, err := f.Store.Proxy.Inject(s3fault.Fault{Kind: s3fault.Down, Share: 1}); err != nil {
+				t.Fatal(err)
+			}
+			all(false)
+			must(t, f.Heal())
+			all(true)
+			if f.Net != nil {
+				one := s3fault.Fault{Kind: s3fault.Errors, Share: 1, From: []string{f.Net.Address("n2")}}
+				if _, err := f.Store.Proxy.Inject(one); err != nil {
+					t.Fatal(err)
+				}
+				if a, b := ask(f.Nodes[0]), ask(f.Nodes[1]); !strings.HasSuffix(a, "/data") || !strings.Contains(b, "InternalError") {
+					t.Errorf("a fault for n2: %q and %q", a, b)
+				}
+				must(t, f.Heal())
+			}
+			must(t, f.Store.Err())
+			order(t, f.Nodes[0], 10*time.Second, "get %s/end", url)
+			must(t, await(10*time.Second, "its end is noticed", func() bool { return f.Store.Err() != nil }))
+			if err := f.Store.Err(); !strings.Contains(err.Error(), "code 3") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A store that does not start says so, and leaves nothing.
+func TestStoreThatDoesNotStart(t *testing.T) {
+	_, err := NewFleet(Options{Nodes: 1, Net: NetLoopback, Dir: t.TempDir(), NodeBinary: "/bin/true", StoreBinary: "/bin/false"})
+	if err == nil || !strings.Contains(err.Error(), "the object store ended with code 1") {
+		t.Fatal(err)
 	}
 }

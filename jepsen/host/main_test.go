@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -24,6 +26,10 @@ import (
 // TestMain is also the node of these tests: a process that does as it is told
 // over a unix socket, which no fault of the network reaches.
 func TestMain(m *testing.M) {
+	if slices.Contains(os.Args, "--sidecar") {
+		fmt.Fprintln(os.Stderr, fakeService())
+		os.Exit(1)
+	}
 	if socket := os.Getenv("KEELJ_TEST_SOCKET"); socket != "" {
 		code, err := fakeNode(socket)
 		if err != nil {
@@ -33,6 +39,32 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// fakeService answers every request with where it keeps its objects.
+func fakeService() error {
+	addr := os.Args[slices.Index(os.Args, "--port")+1]
+	return http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/end" {
+			os.Exit(3)
+		}
+		fmt.Fprint(w, os.Args[len(os.Args)-1])
+	}))
+}
+
+// get reads what a service answers.
+func get(url string) string {
+	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(url)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	return string(b)
 }
 
 // fake is what a fake node has.
@@ -122,6 +154,8 @@ func (f *fake) obey(line string) string {
 			return "error " + err.Error()
 		}
 		return "ok"
+	case "get": // URL
+		return get(word[1])
 	case "send": // ADDRESS COUNT datagrams
 		n, _ := strconv.Atoi(word[2])
 		conn, err := net.Dial("udp", word[1])

@@ -4,17 +4,24 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Client is the name of the harness's own host in faults of the network.
 const Client = "client"
+
+// StoreHost is the name of the object store's host.
+const StoreHost = "s3"
 
 // netnsDir is where the ip command keeps namespaces.
 const netnsDir = "/run/netns"
@@ -124,6 +131,51 @@ func (n *Network) inside(host string, argv ...string) []string {
 	return append([]string{"nsenter", "--net=" + n.nsPath(host), "--"}, argv...)
 }
 
+// listen opens a port of a host. The socket stays in the host's namespace, whoever
+// uses it.
+func (n *Network) listen(host string, port int) (net.Listener, error) {
+	addr := net.JoinHostPort(n.hosts[host], strconv.Itoa(port))
+	if host == Client {
+		return net.Listen("tcp", addr)
+	}
+	type result struct {
+		l   net.Listener
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		// A thread is in a namespace, not a goroutine. One that does not find its way
+		// back is not unlocked, and ends with the goroutine.
+		runtime.LockOSThread()
+		l, back, err := listenIn(n.nsPath(host), addr)
+		if back {
+			runtime.UnlockOSThread()
+		}
+		done <- result{l, err}
+	}()
+	r := <-done
+	return r.l, r.err
+}
+
+// listenIn listens in a namespace, and says whether the thread has left it again.
+func listenIn(ns, addr string) (l net.Listener, back bool, err error) {
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, true, err
+	}
+	defer home.Close()
+	there, err := os.Open(ns)
+	if err != nil {
+		return nil, true, err
+	}
+	defer there.Close()
+	if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
+		return nil, true, fmt.Errorf("entering %s: %w", ns, err)
+	}
+	l, err = net.Listen("tcp4", addr) // a literal address asks nobody
+	return l, unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil, err
+}
+
 // close removes everything; the guarding route goes last (HO3).
 func (n *Network) close() error {
 	err := n.Clear()
@@ -185,8 +237,9 @@ func sweepNetwork() (swept []string, err error) {
 }
 
 // ourLink is the form of all names of links: process and serial number, and what
-// the link is: a bridge, a node's, a delay's of a node or of the clients.
-var ourLink = regexp.MustCompile(`^k([0-9a-z]+)x[0-9a-z]+?(br|t?n[0-9]+|tc)$`)
+// the link is: a bridge, a node's or the object store's, a delay's of one of them
+// or of the clients.
+var ourLink = regexp.MustCompile(`^k([0-9a-z]+)x[0-9a-z]+?(br|t?n[0-9]+|t?s3|tc)$`)
 
 // linkOwner reads the process number out of a link's name, false for one that we
 // never made.

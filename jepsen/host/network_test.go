@@ -214,7 +214,7 @@ func TestDeviceThatCannotBeMade(t *testing.T) {
 func TestLinkOwner(t *testing.T) {
 	for _, want := range []int64{4711, 1190} { // the second is x2
 		n := &Network{short: "k" + strconv.FormatInt(want, 36) + "x" + strconv.FormatInt(37, 36)}
-		for _, name := range []string{n.bridge(), n.veth("n1"), n.veth("n100"), n.device("n2"), n.device(Client)} {
+		for _, name := range []string{n.bridge(), n.veth("n1"), n.veth("n100"), n.device("n2"), n.device(Client), n.veth(StoreHost), n.device(StoreHost)} {
 			if pid, ok := linkOwner(name); !ok || int64(pid) != want {
 				t.Errorf("%s: %d %v, want %d", name, pid, ok, want)
 			}
