@@ -114,6 +114,9 @@ func (s *Store) start() error {
 	return errors.Join(err, s.Err())
 }
 
+// Endpoint is where nodes reach the store, host:port.
+func (s *Store) Endpoint() string { return s.endpoint }
+
 // Err says that the service has ended by itself, so that nothing that nodes say of
 // their store counts.
 func (s *Store) Err() error {

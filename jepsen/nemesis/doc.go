@@ -18,9 +18,9 @@
 // dropped before it starts again; that loses nothing that could be acknowledged,
 // and is no damage.
 //
-// Places for what other parts of the product bring: faults of the object store,
-// of membership, and of shards that split, merge and move get kinds of their own
-// here; faults of clocks are behind Clock.
+// Places for what other parts of the product bring: faults of membership, and of
+// shards that split, merge and move get kinds of their own here; faults of clocks are
+// behind Clock.
 //
 // Concurrency: an Env and a Scheduler may be used by many goroutines; Run of one
 // Scheduler is called once.

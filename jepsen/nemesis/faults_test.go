@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,6 +138,8 @@ func effective(f *host.Fleet, fault Fault, in *Injection, clock *fakeClock, lied
 			st, _ := target.Disk.Fault.Stats()
 			ok = st.Capacity < 1<<30
 		}
+	case KindStoreDown, KindStoreHang, KindStoreSlow, KindStoreThrottle, KindStoreErrors, KindStoreLostAnswer, KindStoreCutBody, KindStoreWrongBytes:
+		ok = f.Store.Proxy.Faults() > 0
 	case KindClock:
 		ok = clock.set[target.ID] != "0s 0" && clock.set[target.ID] != "0s0"
 	}
@@ -150,6 +154,9 @@ func clean(f *host.Fleet, clock *fakeClock) error {
 	var left error
 	if f.Net != nil && f.Net.Faults() > 0 {
 		left = fmt.Errorf("%d faults of the network", f.Net.Faults())
+	}
+	if f.Store != nil && f.Store.Proxy.Faults() > 0 {
+		left = errors.Join(left, fmt.Errorf("%d faults of the object store", f.Store.Proxy.Faults()))
 	}
 	for _, n := range f.Nodes {
 		if !n.Running() || stopped(n) {
@@ -177,13 +184,15 @@ func TestCrashEveryFault(t *testing.T) {
 
 func everyFault(t *testing.T, disk host.DiskKind) {
 	nodes := map[host.DiskKind]int{host.DiskPlain: 5}[disk] // for the ring; else the default
-	f := fakeFleet(t, host.Options{Nodes: nodes, Disk: disk, DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
+	self, err := os.Executable()
+	must(t, err)
+	f := fakeFleet(t, host.Options{Nodes: nodes, Disk: disk, StoreBinary: map[host.DiskKind]string{host.DiskFault: self}[disk], DiskBytes: map[host.DiskKind]int64{host.DiskExt4: 16 << 20}[disk], Groups: true},
 		host.CapNetns, host.CapNft, host.CapTC, host.CapTun, host.CapFuse, host.CapLoop, host.CapCPU, host.CapMemory, host.CapBlkio, host.CapFreezer)
 	env, clock := NewEnv(f, 1), &fakeClock{set: map[string]string{}}
 	env.Clock = clock
 	faults, missing := Catalogue(env)
 	t.Logf("%d faults; missing:\n%s", len(faults), strings.Join(missing, "\n"))
-	if want := map[host.DiskKind]int{host.DiskFault: 50}[disk]; want > 0 && (len(faults) != want || len(missing) != 1) {
+	if want := map[host.DiskKind]int{host.DiskFault: 58}[disk]; want > 0 && (len(faults) != want || len(missing) != 1) {
 		t.Errorf("%d faults, want %d; missing: %q", len(faults), want, missing)
 	}
 	seen := map[string]bool{}
@@ -415,5 +424,59 @@ func TestRuleOfDamage(t *testing.T) {
 	}
 	if len(hit) != 7 {
 		t.Errorf("only %v are ever victims", hit)
+	}
+}
+
+// TestStoreFaults: what a fault of the object store meets is counted, one that
+// nothing met is idle (NE3), and without a store each is missing with the reason (NE5).
+func TestStoreFaults(t *testing.T) {
+	self, err := os.Executable()
+	must(t, err)
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskPlain, StoreBinary: self})
+	env := NewEnv(f, 1)
+	all, _ := Catalogue(env)
+	client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func() string {
+		resp, err := client.Get("http://" + f.Store.Endpoint() + "/bucket/key")
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		return fmt.Sprint(resp.StatusCode, " ", string(b), " ", err)
+	}
+	healthy := get()
+	tried := 0
+	for _, fault := range all {
+		if !OfStore(fault.Kind()) {
+			continue
+		}
+		tried++
+		for _, met := range []bool{true, false} {
+			in, err := fault.Inject(t.Context(), rand.New(rand.NewPCG(3, 3)))
+			must(t, err)
+			if !slices.Equal(in.Targets, []string{storeTarget}) || !strings.HasPrefix(in.Description, "the object store ") {
+				t.Errorf("%s: %+v", fault.Name(), in)
+			}
+			for met && f.Store.Proxy.Met() == 0 {
+				get() // it may hit some only
+			}
+			must(t, in.Heal(t.Context()))
+			if in.Idle == met || in.Outcome != fmt.Sprintf("it met %d requests", map[bool]int{true: 1}[met]) {
+				t.Errorf("%s met one %v: idle %v, %q", fault.Name(), met, in.Idle, in.Outcome)
+			}
+			if got := get(); got != healthy {
+				t.Errorf("after %s: %q, not %q", fault.Name(), got, healthy)
+			}
+		}
+	}
+	if tried != len(harms) || OfStore(KindKill) {
+		t.Errorf("%d faults of the store, not %d", tried, len(harms))
+	}
+	f = fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskPlain})
+	env = NewEnv(f, 1)
+	env.StoreLacks = errors.New("nobody made one")
+	if _, missing := Catalogue(env); !slices.Contains(missing, "object-store-down: nobody made one") {
+		t.Errorf("missing: %q", missing)
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -24,6 +26,9 @@ import (
 // by their flags.
 func TestMain(m *testing.M) {
 	if os.Getenv("KEELJ_TEST_FAKE") != "" {
+		if slices.Contains(os.Args, "--sidecar") {
+			os.Exit(fakeService())
+		}
 		if slices.Contains(os.Args, "--node-id") {
 			os.Exit(fakeNode())
 		}
@@ -91,6 +96,15 @@ func fakeNode() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 70
 	}
+}
+
+// fakeService has every object.
+func fakeService() int {
+	err := http.ListenAndServe(flagValue("port"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "the object of "+r.URL.Path)
+	}))
+	fmt.Fprintln(os.Stderr, err)
+	return 1
 }
 
 // fakeCtl knows one shard that n1 leads, and replicas that agree. Nobody opens a

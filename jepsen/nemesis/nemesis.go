@@ -102,6 +102,8 @@ type Env struct {
 	Fleet *host.Fleet
 	// Clock is nil where nodes have no control of their clock.
 	Clock Clock
+	// StoreLacks says why there is no object store, if there is none.
+	StoreLacks error
 	// StopLimit bounds a graceful stop, after which the node is killed; default
 	// 40 s.
 	StopLimit time.Duration
@@ -289,7 +291,7 @@ func (f *fault) Inject(ctx context.Context, rnd *rand.Rand) (*Injection, error) 
 }
 
 func allFaults(e *Env) []*fault {
-	return slices.Concat(processFaults(e), networkFaults(e), diskFaults(e), otherFaults(e))
+	return slices.Concat(processFaults(e), networkFaults(e), diskFaults(e), otherFaults(e), storeFaults(e))
 }
 
 // CheckNames says which of some names and kinds no fault has, here or elsewhere,

@@ -92,6 +92,17 @@ func (p *Proxy) Faults() int {
 	return len(p.mu.active)
 }
 
+// Met is how many requests the faults in force have hit.
+func (p *Proxy) Met() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	met := 0
+	for _, a := range p.mu.active {
+		met += a.Met()
+	}
+	return met
+}
+
 // Requests is how many requests came so far.
 func (p *Proxy) Requests() int {
 	p.mu.Lock()
