@@ -489,7 +489,7 @@ func firstShards(first base.GroupID, nodes []meta.Node, spec meta.FoundingSpec, 
 	shards := newShards(ids, plan, spec)
 	for i := range shards {
 		if from != nil {
-			shards[i].Seed = seedOf(from, &shards[i])
+			shards[i].Seed = seedOf(from, &shards[i], spec)
 		}
 	}
 	return shards, nil

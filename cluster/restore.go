@@ -238,7 +238,10 @@ func (n *Node) planFounding(ctx context.Context, spec FoundSpec) (*FoundReply, e
 }
 
 func plannedShard(rec *meta.Shard, c *snapshot.Checkpoint) RestoredShard {
-	out := RestoredShard{ID: rec.ID, Range: rangeOf(rec), Nodes: rec.Seed.Nodes}
+	out := RestoredShard{ID: rec.ID, Range: rangeOf(rec)}
+	for _, r := range rec.Replicas {
+		out.Nodes = append(out.Nodes, r.Node)
+	}
 	for i, s := range sourcesOf(c, rangeOf(rec)) {
 		from := RestoreSource{ID: s.Group, Range: s.Range, Bytes: s.FullBytes, How: "copied"}
 		switch {

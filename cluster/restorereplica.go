@@ -43,15 +43,12 @@ func sourcesOf(c *snapshot.Checkpoint, rng keygroup.Range) []*snapshot.Shard {
 
 // seedOf is the seed of a new shard: nothing but a function of its sources, so
 // that every replica begins at the same place.
-func seedOf(c *snapshot.Checkpoint, rec *meta.Shard) *meta.ShardSeed {
-	seed := &meta.ShardSeed{}
+func seedOf(c *snapshot.Checkpoint, rec *meta.Shard, spec meta.FoundingSpec) *meta.ShardSeed {
+	var index, term uint64
 	for _, s := range sourcesOf(c, rangeOf(rec)) {
-		seed.Index, seed.Term = max(seed.Index, s.Index), max(seed.Term, s.Term)
+		index, term = max(index, s.Index), max(term, s.Term)
 	}
-	for _, r := range rec.Replicas {
-		seed.Nodes = append(seed.Nodes, r.Node)
-	}
-	return seed
+	return meta.NewShardSeed(index, term, spec, rec.Replicas)
 }
 
 // restoredFrom is the `_metadata` of the checkpoint that the cluster is founded
@@ -128,22 +125,25 @@ func (r *replica) seed(rec *meta.Shard, self meta.Replica) error {
 	if err != nil {
 		return err
 	}
-	restore := v.RestoreUnderWay()
+	_, spec, err := v.FoundingOperation()
+	if err != nil {
+		return err
+	}
 	switch {
 	case r.guard.HighestTerm() > rec.Seed.Term:
 		return fmt.Errorf("term %d is known, the snapshot with which the replica began is gone: %w", r.guard.HighestTerm(), base.ErrDamaged)
-	case restore == nil:
+	case !founding(v) || spec.Restore == nil:
 		// The checkpoint belongs to somebody else, who may have deleted it by now.
 		return fmt.Errorf("the replica was not restored before the cluster was founded: %w", base.ErrDamaged)
 	}
 	problem := fmt.Sprintf("shard %s on node %s: ", r.id, r.opts.NodeID)
 	start := time.Now()
-	if err := r.buildSeed(r.ctx, rec, restore); err != nil {
+	if err := r.buildSeed(r.ctx, rec, spec); err != nil {
 		r.node.noteRestore(problem, err.Error())
-		return &notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", restore.Key, err)}
+		return &notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err)}
 	}
 	r.node.noteRestore(problem, "")
-	r.logger.Info("restored from a checkpoint", "checkpoint", restore.Key, "index", rec.Seed.Index, "took", time.Since(start))
+	r.logger.Info("restored from a checkpoint", "checkpoint", spec.Restore.Key, "index", rec.Seed.Index, "took", time.Since(start))
 	return nil
 }
 
@@ -180,9 +180,13 @@ func (r *replica) removeLeftOfSeed() {
 
 // buildSeed fetches the sources, makes a store of them, and makes that the
 // replica's first snapshot.
-func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, restore *meta.FoundingRestore) error {
+func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, spec meta.FoundingSpec) error {
 	failpoint.Hit("cluster.restore.begin")
-	c, err := r.node.restoredFrom(ctx, restore)
+	voters, err := rec.Seed.Voters(spec)
+	if err != nil {
+		return err
+	}
+	c, err := r.node.restoredFrom(ctx, spec.Restore)
 	if err != nil {
 		return err
 	}
@@ -197,7 +201,7 @@ func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, restore *meta.
 	stores, err := r.openSources(fetched)
 	if err == nil {
 		err = raftfsm.Assemble(ctx, stores[0], stores[1:], raftfsm.Seed{Group: r.id, Birth: rec.Birth, Range: r.rng, Epoch: rec.Epoch,
-			Incarnation: restore.Incarnation, Index: rec.Seed.Index, Term: rec.Seed.Term, States: statesOf(c)})
+			Incarnation: spec.Restore.Incarnation, Index: rec.Seed.Index, Term: rec.Seed.Term, States: statesOf(c)})
 	}
 	for _, s := range stores[min(1, len(stores)):] {
 		err = errors.Join(err, s.Close())
@@ -209,7 +213,7 @@ func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, restore *meta.
 		return errors.Join(err, stores[0].Close())
 	}
 	failpoint.Hit("cluster.restore.assembled")
-	return r.publishSeed(ctx, stores[0], rec)
+	return r.publishSeed(ctx, stores[0], rec.Seed, seedConfiguration(voters))
 }
 
 // statesOf are the numbers of the states that a checkpoint knows.
@@ -274,7 +278,7 @@ func (r *replica) openSources(sources []fetchedSource) ([]engine.Store, error) {
 // publishSeed makes an assembled store, which it closes, the replica's first
 // snapshot. The term is durable before: a log that goes on behind a snapshot never
 // has a lower term than the snapshot.
-func (r *replica) publishSeed(ctx context.Context, store engine.Store, rec *meta.Shard) error {
+func (r *replica) publishSeed(ctx context.Context, store engine.Store, seed *meta.ShardSeed, voters raft.Configuration) error {
 	machine, err := raftfsm.Open(store, raftfsm.Options{OnFatal: func(error) {}})
 	if err != nil {
 		return errors.Join(err, store.Close())
@@ -287,11 +291,11 @@ func (r *replica) publishSeed(ctx context.Context, store engine.Store, rec *meta
 	if err != nil {
 		return err
 	}
-	if err := r.guard.SetTerm(rec.Seed.Term); err != nil {
+	if err := r.guard.SetTerm(seed.Term); err != nil {
 		return fmt.Errorf("storing the term of the restored shard: %w", err)
 	}
 	failpoint.Hit("cluster.restore.before-publish")
-	sink, err := r.snaps.Create(raft.SnapshotVersionMax, rec.Seed.Index, rec.Seed.Term, seedConfiguration(rec), rec.Seed.Index, nil)
+	sink, err := r.snaps.Create(raft.SnapshotVersionMax, seed.Index, seed.Term, voters, seed.Index, nil)
 	if err != nil {
 		return err
 	}
@@ -308,9 +312,9 @@ func (r *replica) publishSeed(ctx context.Context, store engine.Store, rec *meta
 
 // seedConfiguration is the configuration that a shard from a checkpoint begins
 // with, on whichever replica and whenever that begins.
-func seedConfiguration(rec *meta.Shard) raft.Configuration {
+func seedConfiguration(voters []base.NodeID) raft.Configuration {
 	var c raft.Configuration
-	for _, node := range rec.Seed.Nodes {
+	for _, node := range voters {
 		c.Servers = append(c.Servers, raft.Server{ID: raft.ServerID(base.MakeReplicaID(node, 1)), Address: raft.ServerAddress(node), Suffrage: raft.Voter})
 	}
 	return c

@@ -3,6 +3,7 @@ package meta
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -269,7 +270,7 @@ func TestPlacingShards(t *testing.T) {
 // The longest names still fit into one command.
 func TestLargestFoundingFitsIntoOneCommand(t *testing.T) {
 	w := newWorld(t, broadcast.Options{})
-	s := FoundingSpec{Engine: "rocks", Shards: MaxFoundingShards}
+	s := FoundingSpec{Engine: "rocks", Shards: MaxFoundingShards, Restore: checkpointToRestore()}
 	var ids []base.NodeID
 	for i := range 5 {
 		id := strings.Repeat(fmt.Sprint(i), MaxNameBytes)
@@ -284,6 +285,7 @@ func TestLargestFoundingFitsIntoOneCommand(t *testing.T) {
 	shards := tiling(MaxFoundingShards, MaxFoundingShards)
 	for i := range shards {
 		shards[i].Replicas, shards[i].PreferredLeader = replicas(1, ids...), ids[0]
+		shards[i].Seed = NewShardSeed(math.MaxUint64, math.MaxUint64, s, shards[i].Replicas)
 	}
 	w.do(PlaceShardsTxn(w.view(), shards))
 }

@@ -25,9 +25,11 @@ func goldenRecords() map[string]struct {
 	dropped := decl
 	dropped.DroppedMs = 1_700_000_000_000
 	return map[string]r{
-		"cluster":     {kindCluster, &Cluster{ID: "00ff", KeyGroups: 128, Replication: 3, Engine: "rocks", Incarnation: 2, FormatVersion: 1, CreatedMs: 1_700_000_000_000}},
-		"node":        {kindNode, &Node{ID: "n1", DiskID: "d1", RaftAddr: "n1:1", GRPCAddr: "n1:2", HTTPAddr: "n1:3", Zone: "z", State: NodeMember}},
-		"shard":       {kindShard, &Shard{ID: 3, Lo: 0, Hi: 64, Epoch: 1, Birth: 1<<64 - 1, Replicas: replicas(2, "n1"), PreferredLeader: "n1", MaxGeneration: 2}},
+		"cluster": {kindCluster, &Cluster{ID: "00ff", KeyGroups: 128, Replication: 3, Engine: "rocks", Incarnation: 2, FormatVersion: 1, CreatedMs: 1_700_000_000_000}},
+		"node":    {kindNode, &Node{ID: "n1", DiskID: "d1", RaftAddr: "n1:1", GRPCAddr: "n1:2", HTTPAddr: "n1:3", Zone: "z", State: NodeMember}},
+		"shard":   {kindShard, &Shard{ID: 3, Lo: 0, Hi: 64, Epoch: 1, Birth: 1<<64 - 1, Replicas: replicas(2, "n1"), PreferredLeader: "n1", MaxGeneration: 2}},
+		"shard-seed": {kindShard, &Shard{ID: 3, Lo: 0, Hi: 64, Epoch: 1, Birth: 1<<64 - 1, Replicas: replicas(2, "n1"), PreferredLeader: "n1", MaxGeneration: 2,
+			Seed: &ShardSeed{Index: 1 << 40, Term: 9, Nodes: []int{0}}}},
 		"keyspace":    {kindKeyspace, &Keyspace{Name: "origin", KeyType: "tuple(string,int32)"}},
 		"state":       {kindState, &decl},
 		"dropped":     {kindDropped, &dropped},

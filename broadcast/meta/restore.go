@@ -51,26 +51,63 @@ func (r *FoundingRestore) check() error {
 }
 
 // ShardSeed says how the first replicas of a shard begin that is made of a
-// checkpoint: each with a snapshot that ends at Index of Term, in which Nodes are
-// the voters, all in generation 1. It never changes, whoever holds the shard
-// later: two configurations at the first index would be two groups.
+// checkpoint: each with a snapshot that ends at Index of Term, in which the nodes
+// that were given it first are the voters, all in generation 1. It never changes,
+// whoever holds the shard later: two configurations at the first index would be two
+// groups.
 type ShardSeed struct {
-	Index uint64        `json:"index"`
-	Term  uint64        `json:"term"`
-	Nodes []base.NodeID `json:"nodes"`
+	Index uint64 `json:"index"`
+	Term  uint64 `json:"term"`
+	// Nodes are places in the founding's list of nodes, which is kept for ever.
+	Nodes []int `json:"nodes"`
+}
+
+func (s *ShardSeed) String() string {
+	if s == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%d of term %d on nodes %v", s.Index, s.Term, s.Nodes)
+}
+
+// NewShardSeed is the seed of a shard whose replicas are the first ones.
+func NewShardSeed(index, term uint64, spec FoundingSpec, replicas []Replica) *ShardSeed {
+	s := &ShardSeed{Index: index, Term: term}
+	for _, r := range replicas {
+		s.Nodes = append(s.Nodes, slices.IndexFunc(spec.Nodes, func(n FoundingNode) bool { return n.ID == r.Node }))
+	}
+	return s
+}
+
+// Voters are the nodes of the first configuration.
+func (s *ShardSeed) Voters(spec FoundingSpec) ([]base.NodeID, error) {
+	var out []base.NodeID
+	for _, i := range s.Nodes {
+		if i < 0 || i >= len(spec.Nodes) {
+			return nil, base.Invalid("seed", fmt.Sprintf("the founding has no node %d", i))
+		}
+		out = append(out, spec.Nodes[i].ID)
+	}
+	return out, nil
 }
 
 // checkSeed says what is wrong with the seed of a new shard.
-func (s *Shard) checkSeed() error {
+func (v *View) checkSeed(s *Shard) error {
 	if s.Seed == nil {
 		return nil
 	}
-	same := len(s.Seed.Nodes) == len(s.Replicas)
-	for _, r := range s.Replicas {
-		same = same && r.Generation == 1 && r.Role == RoleVoter && slices.Contains(s.Seed.Nodes, r.Node)
+	refused := base.Invalid("seed", fmt.Sprintf("shard %s needs an index, a term and the nodes of its replicas", s.ID))
+	_, spec, err := v.FoundingOperation()
+	if err != nil {
+		return err
 	}
-	if s.Seed.Index == 0 || s.Seed.Term == 0 || !same {
-		return base.Invalid("seed", fmt.Sprintf("shard %s needs an index, a term and the nodes of its replicas", s.ID))
+	nodes, err := s.Seed.Voters(spec)
+	if err != nil || len(nodes) != len(s.Replicas) || s.Seed.Index == 0 || s.Seed.Term == 0 || spec.Restore == nil {
+		return refused
+	}
+	for i, r := range s.Replicas {
+		if r.Generation != 1 || r.Role != RoleVoter || nodes[i] != r.Node {
+			return refused
+		}
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func PlaceShardsTxn(v *View, shards []Shard) (broadcast.Txn, error) {
 		if s.Epoch == 0 || s.Birth == 0 {
 			return broadcast.Txn{}, base.Invalid("shard", fmt.Sprintf("shard %s needs an epoch and a birth", s.ID))
 		}
-		if err := s.checkSeed(); err != nil {
+		if err := v.checkSeed(s); err != nil {
 			return broadcast.Txn{}, err
 		}
 		seen[s.ID] = true
