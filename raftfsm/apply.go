@@ -30,7 +30,11 @@ func (m *Machine) applyEntry(e *Entry, out *Outcome) error {
 		if err := m.command.Decode(e.Command); err != nil {
 			return &UnreadableCommand{Index: e.Index, Cause: err}
 		}
-		if err := m.applyCommand(e.Index, &m.command, out); err != nil {
+		if c := &m.command; c.Kind == CommandRollback && m.core.initialised {
+			if out.Err = m.core.mayRollBack(&c.Rollback); out.Err == nil {
+				return m.rollBack(e, c.Rollback, out)
+			}
+		} else if err := m.applyCommand(e.Index, c, out); err != nil {
 			return fmt.Errorf("entry %d: %w", e.Index, err)
 		}
 		after = m.atExactly(&m.command)
@@ -86,6 +90,10 @@ func (m *Machine) applyCommand(index uint64, c *Command, out *Outcome) error {
 	case CommandTermStart, CommandTick:
 		m.advanceClock(c.StampMs)
 	case CommandDeclare:
+		if m.core.rollback.fence != 0 { // the declarations would go with the store
+			out.Err = m.core.fenced()
+			return nil
+		}
 		return m.applyDeclare(c.Declarations, out)
 	case CommandDrop:
 		m.applyDrop(index, c.Drops)
@@ -101,6 +109,12 @@ func (m *Machine) applyCommand(index uint64, c *Command, out *Outcome) error {
 		}
 	case CommandBarrier:
 		out.Err = m.core.pass(&c.Barrier)
+	case CommandFence:
+		out.Err = m.core.raise(&c.Fence)
+		failpoint.Hit("raftfsm.rollback.fenced")
+	case CommandReopen:
+		out.Err = m.core.reopen(&c.Reopen)
+		failpoint.Hit("raftfsm.rollback.reopened")
 	}
 	return nil
 }

@@ -20,8 +20,10 @@ func (c *core) route(r *Request) *base.Error {
 	switch {
 	case !c.initialised:
 		return refuse(base.ErrNotReady, -1, "")
+	case c.rollback.fence != 0:
+		return c.fenced()
 	case r.Incarnation != c.incarnation:
-		return refuse(base.ErrIncarnation, -1, fmt.Sprintf("the shard's incarnation is %d", c.incarnation))
+		return c.otherIncarnation(r.Incarnation)
 	case r.Epoch != c.epoch:
 		return refuse(base.ErrStaleEpoch, -1, fmt.Sprintf("the shard's epoch is %d", c.epoch))
 	}

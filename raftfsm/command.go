@@ -32,10 +32,16 @@ const (
 	// CommandBarrier is the shard's cut of a checkpoint of the cluster: what is
 	// before it in the log belongs to the checkpoint, what follows does not.
 	CommandBarrier CommandKind = 9
+	// CommandFence stops the writes to the shard, which will be rolled back.
+	CommandFence CommandKind = 10
+	// CommandRollback replaces what the shard holds by what a checkpoint had.
+	CommandRollback CommandKind = 11
+	// CommandReopen ends the fence.
+	CommandReopen CommandKind = 12
 )
 
 func (k CommandKind) String() string {
-	names := [...]string{"", "init", "write", "term-start", "tick", "declare", "drop", "forget", "hash-mark", "barrier"}
+	names := [...]string{"", "init", "write", "term-start", "tick", "declare", "drop", "forget", "hash-mark", "barrier", "fence", "rollback", "reopen"}
 	if k == 0 || int(k) >= len(names) {
 		return "unknown"
 	}
@@ -100,8 +106,11 @@ type Command struct {
 	Drops          []engine.FamilyID
 	Sessions       []base.SessionID
 	// MarkID names a hash mark; the proposer chooses it, unique in the cluster.
-	MarkID  uint64
-	Barrier Barrier
+	MarkID   uint64
+	Barrier  Barrier
+	Fence    Fence
+	Rollback Rollback
+	Reopen   Reopen
 
 	// Backing memory of the slices inside Requests, kept over calls of Decode.
 	mutations     []Mutation

@@ -77,6 +77,13 @@ func (c *Command) body(r *reader) {
 		c.MarkID = r.uvarint("mark")
 	case CommandBarrier:
 		c.Barrier = readBarrier(r)
+	case CommandFence:
+		c.Fence = Fence{Operation: readNumber(r, "operation"), Checkpoint: readNumber(r, "checkpoint")}
+	case CommandRollback:
+		c.Rollback = Rollback{Operation: readNumber(r, "operation"), Checkpoint: readNumber(r, "checkpoint"),
+			Incarnation: base.Incarnation(r.uvarint("incarnation")), Epoch: base.Epoch(r.uvarint("epoch"))}
+	case CommandReopen:
+		c.Reopen = Reopen{Operation: readNumber(r, "operation"), Revision: base.Revision(r.uvarint("revision"))}
 	default:
 		r.unknown("command kind", uint64(c.Kind))
 	}
@@ -106,6 +113,15 @@ func readBarrier(r *reader) Barrier {
 		r.fail("uploader")
 	}
 	return b
+}
+
+// readNumber reads a number that counts from 1.
+func readNumber(r *reader, what string) uint64 {
+	n := r.uvarint(what)
+	if n == 0 && r.err == nil {
+		r.fail(what)
+	}
+	return n
 }
 
 func validRange(rg keygroup.Range, m int) bool {

@@ -31,4 +31,7 @@
 //	RF9  A family is dropped only when the entry that dropped the state is
 //	     durable, and a dropped declaration id is never declared again (W7).
 //	RF10 A ReadView's header and data are of one instant.
+//	RF11 What a rollback leaves is a function of its entry, of the state before it
+//	     and of the checkpoint's files; a crash at any point of it leads to the
+//	     same state.
 package raftfsm

@@ -108,6 +108,27 @@ func AppendBarrier(dst []byte, b Barrier) []byte {
 	return appendText(dst, string(b.Uploader))
 }
 
+// AppendFence appends an encoded Fence command; its numbers are not 0.
+func AppendFence(dst []byte, f Fence) []byte {
+	dst = binary.AppendUvarint(appendEnvelope(dst, CommandFence), f.Operation)
+	return binary.AppendUvarint(dst, f.Checkpoint)
+}
+
+// AppendRollback appends an encoded Rollback command; its numbers are not 0.
+func AppendRollback(dst []byte, r Rollback) []byte {
+	dst = appendEnvelope(dst, CommandRollback)
+	for _, v := range [...]uint64{r.Operation, r.Checkpoint, uint64(r.Incarnation), uint64(r.Epoch)} {
+		dst = binary.AppendUvarint(dst, v)
+	}
+	return dst
+}
+
+// AppendReopen appends an encoded Reopen command.
+func AppendReopen(dst []byte, o Reopen) []byte {
+	dst = binary.AppendUvarint(appendEnvelope(dst, CommandReopen), o.Operation)
+	return binary.AppendUvarint(dst, uint64(o.Revision))
+}
+
 // AppendWrite appends an encoded Write command of requests that AppendRequest
 // encoded, so that a leader encodes each request once, when it arrives.
 func AppendWrite(dst []byte, stampMs uint64, rev base.Revision, requests ...[]byte) []byte {

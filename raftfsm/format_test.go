@@ -73,6 +73,9 @@ func samples(t failer) []sample {
 		{"hash-mark", raftfsm.AppendHashMark(nil, 1<<63)},
 		{"barrier", raftfsm.AppendBarrier(nil, raftfsm.Barrier{Number: 300, Epoch: 4, Attempt: 1 << 33, Uploader: "n2"})},
 		{"barrier-missed", raftfsm.AppendBarrier(nil, raftfsm.Barrier{Number: 1, Epoch: 1})},
+		{"fence", raftfsm.AppendFence(nil, raftfsm.Fence{Operation: 300, Checkpoint: 7})},
+		{"rollback", raftfsm.AppendRollback(nil, raftfsm.Rollback{Operation: 300, Checkpoint: 7, Incarnation: 2, Epoch: 1 << 20})},
+		{"reopen", raftfsm.AppendReopen(nil, raftfsm.Reopen{Operation: 300, Revision: 1 << 33})},
 	}
 }
 
@@ -105,6 +108,12 @@ func encodeCommand(c *raftfsm.Command) ([]byte, error) {
 		return raftfsm.AppendHashMark(nil, c.MarkID), nil
 	case raftfsm.CommandBarrier:
 		return raftfsm.AppendBarrier(nil, c.Barrier), nil
+	case raftfsm.CommandFence:
+		return raftfsm.AppendFence(nil, c.Fence), nil
+	case raftfsm.CommandRollback:
+		return raftfsm.AppendRollback(nil, c.Rollback), nil
+	case raftfsm.CommandReopen:
+		return raftfsm.AppendReopen(nil, c.Reopen), nil
 	}
 	return nil, fmt.Errorf("kind %d", c.Kind)
 }
@@ -144,6 +153,14 @@ func describe(c *raftfsm.Command) string {
 	}
 	if c.Kind == raftfsm.CommandBarrier {
 		fmt.Fprintf(&b, "barrier %+v\n", c.Barrier)
+	}
+	switch c.Kind {
+	case raftfsm.CommandFence:
+		fmt.Fprintf(&b, "fence %+v\n", c.Fence)
+	case raftfsm.CommandRollback:
+		fmt.Fprintf(&b, "rollback %+v\n", c.Rollback)
+	case raftfsm.CommandReopen:
+		fmt.Fprintf(&b, "reopen %+v\n", c.Reopen)
 	}
 	for _, d := range c.Declarations {
 		fmt.Fprintf(&b, "declaration %+v\n", d)

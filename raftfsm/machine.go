@@ -24,6 +24,13 @@ type Options struct {
 	// the store holds exactly the entries up to it. After a restart it may be
 	// called again for the same barrier, never for one that is refused.
 	OnBarrier func(Barrier)
+	// OnRollback is called on the apply goroutine when the shard is rolled back, in
+	// place of what the store held. It opens the store that was prepared for the
+	// operation, has it sealed, makes it the one that a restart opens, and returns
+	// it; when the last view of the old store is closed, released is called with
+	// that one. It is called again for the same rollback after a crash before that.
+	// An error, base.ErrDamaged if nothing was prepared, stops the machine.
+	OnRollback func(r Rollback, seal func(engine.Store) error) (store engine.Store, released func(old engine.Store), err error)
 	// OnFatal is called once, on the apply goroutine, when the machine stops for
 	// good: an engine write or read failed, or a command cannot be read.
 	OnFatal func(error)

@@ -24,8 +24,12 @@ const (
 
 	metaMagic   byte = 0xC8
 	metaVersion byte = 1
+	// coreVersion2 is that of the core record of a shard that is fenced or was
+	// rolled back; others have version 1.
+	coreVersion2 byte = 2
 
-	coreLen = 2 + 2 + 8*12 + 4*3 + 4
+	coreLen  = 2 + 2 + 8*12 + 4*3 + 4
+	coreLen2 = coreLen + 8*5
 )
 
 var (
@@ -50,6 +54,7 @@ type core struct {
 	forgotten   base.Revision // newest revision of a Forget
 	barrier     uint64
 	generation  uint64 // counts changes of the declarations
+	rollback    rollback
 }
 
 func declarationKey(id engine.FamilyID) []byte {
@@ -77,7 +82,9 @@ func sealMeta(dst []byte, start int) []byte {
 	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst[start:], castagnoli))
 }
 
-func openMeta(v []byte) (reader, error) {
+func openMeta(v []byte) (reader, error) { return openVersion(v, metaVersion) }
+
+func openVersion(v []byte, newest byte) (reader, error) {
 	if len(v) < 6 || v[0] != metaMagic {
 		return reader{}, fmt.Errorf("reading metadata value of %d bytes: %w", len(v), base.ErrCorrupt)
 	}
@@ -85,7 +92,7 @@ func openMeta(v []byte) (reader, error) {
 	if crc32.Checksum(body, castagnoli) != sum {
 		return reader{}, fmt.Errorf("checking metadata value: %w", base.ErrCorrupt)
 	}
-	if v[1] != metaVersion {
+	if v[1] < metaVersion || v[1] > newest {
 		return reader{}, fmt.Errorf("reading metadata version %d: %w", v[1], base.ErrFormatVersion)
 	}
 	return reader{b: body[2:len(body):len(body)]}, nil
@@ -98,6 +105,9 @@ func (c *core) appendTo(dst []byte) []byte {
 	if c.initialised {
 		flags = 1
 	}
+	if c.rollback != (rollback{}) {
+		dst[start+1] = coreVersion2
+	}
 	dst = append(dst, flags, 0)
 	for _, v := range [...]uint32{uint32(c.rng.Lo), uint32(c.rng.Hi), uint32(c.m)} {
 		dst = binary.LittleEndian.AppendUint32(dst, v)
@@ -108,15 +118,24 @@ func (c *core) appendTo(dst []byte) []byte {
 	} {
 		dst = binary.LittleEndian.AppendUint64(dst, v)
 	}
+	if b := &c.rollback; *b != (rollback{}) {
+		for _, v := range [...]uint64{b.fence, b.target, b.op, b.to, b.index} {
+			dst = binary.LittleEndian.AppendUint64(dst, v)
+		}
+	}
 	return sealMeta(dst, start)
 }
 
 func parseCore(v []byte) (core, error) {
-	r, err := openMeta(v)
+	r, err := openVersion(v, coreVersion2)
 	if err != nil {
 		return core{}, err
 	}
-	if len(v) != coreLen || v[2] > 1 || v[3] != 0 {
+	size := coreLen
+	if v[1] == coreVersion2 {
+		size = coreLen2
+	}
+	if len(v) != size || v[2] > 1 || v[3] != 0 {
 		return core{}, fmt.Errorf("reading core record: %w", base.ErrCorrupt)
 	}
 	r.take("flags", 2)
@@ -131,6 +150,13 @@ func parseCore(v []byte) (core, error) {
 	c.forgotten, c.barrier, c.generation = base.Revision(r.u64("forgotten")), r.u64("barrier"), r.u64("generation")
 	if r.u64("reserved") != 0 || c.initialised && !validRange(c.rng, c.m) {
 		return core{}, fmt.Errorf("reading core record: %w", base.ErrCorrupt)
+	}
+	if v[1] == coreVersion2 {
+		b := &c.rollback
+		b.fence, b.target, b.op, b.to, b.index = r.u64("fence"), r.u64("target"), r.u64("operation"), r.u64("checkpoint"), r.u64("index")
+		if (b.fence == 0) != (b.target == 0) || (b.op == 0) != (b.to == 0) || (b.op == 0) != (b.index == 0) || *b == (rollback{}) {
+			return core{}, fmt.Errorf("reading core record: %w", base.ErrCorrupt)
+		}
 	}
 	return c, r.end("core record")
 }

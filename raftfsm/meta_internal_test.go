@@ -31,6 +31,8 @@ func metaSamples() []metaSample {
 		initialised: true, appliedIndex: 1001, appliedTerm: 12, group: 7, birth: 0xabcdef, rng: keygroup.Range{Lo: 16, Hi: 48}, m: 128,
 		epoch: 3, incarnation: 2, clockMs: 1 << 41, sequence: 99, forgotten: 17, barrier: 5, generation: 4,
 	}
+	rolled := c
+	rolled.rollback = rollback{fence: 9, target: 4, op: 8, to: 3, index: 700}
 	d := &state.Declaration{
 		ID: 300, Keyspace: "flights", Name: "by dest", Kind: state.KindMap, KeyType: keygroup.String,
 		UserKeyType: keygroup.Int64, ValueType: keygroup.Float64, CodecVersion: 1,
@@ -62,6 +64,8 @@ func metaSamples() []metaSample {
 			func(p any) []byte { return appendOpHash(nil, p.(OpHash)) }},
 		{"dropped", droppedKey(9), encodeDropped(dropped{index: 8, gone: true}), func(v []byte) (any, error) { return parseDropped(v) },
 			func(p any) []byte { return encodeDropped(p.(dropped)) }},
+		{"core-rolled-back", coreKey, rolled.appendTo(nil), func(v []byte) (any, error) { return parseCore(v) },
+			func(p any) []byte { c := p.(core); return c.appendTo(nil) }},
 	}
 }
 
@@ -113,7 +117,7 @@ func TestDamagedMetadataIsCorrupt(t *testing.T) {
 			}
 		}
 		future := bytes.Clone(s.value[:len(s.value)-4])
-		future[1]++
+		future[1] = coreVersion2 + 1
 		if _, err := s.parse(sealMeta(future, 0)); !errors.Is(err, base.ErrFormatVersion) {
 			t.Errorf("%s of a later version: %v", s.name, err)
 		}
@@ -127,7 +131,7 @@ func FuzzParseMetadata(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, kind uint8, body []byte) {
 		s := all[int(kind)%len(all)]
-		v := sealMeta(append([]byte{metaMagic, metaVersion}, body...), 0)
+		v := sealMeta(append([]byte{metaMagic, s.value[1]}, body...), 0)
 		parsed, err := s.parse(v)
 		if err != nil {
 			if !errors.Is(err, base.ErrCorrupt) && !errors.Is(err, base.ErrFormatVersion) {

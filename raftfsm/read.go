@@ -25,6 +25,13 @@ type Header struct {
 	Barrier                   uint64
 	// Forgotten is the newest system revision of a Forget.
 	Forgotten base.Revision
+	// Fence is the operation that rolls the shard back and has stopped its writes,
+	// 0 if none.
+	Fence uint64
+	// RolledBack is the newest operation that has rolled the shard back, and
+	// RollbackIndex the index of its entry: what is before it in the log leads to a
+	// state that is gone. 0 if there was none.
+	RolledBack, RollbackIndex uint64
 	// Sessions is the number of sessions that the shard remembers; it is not of
 	// the same instant in a ReadView that was taken during a write.
 	Sessions int
@@ -195,8 +202,10 @@ func (m *Machine) ReadView(epoch base.Epoch, incarnation base.Incarnation) (*Rea
 	switch {
 	case !v.core.initialised:
 		err = base.ErrNotReady
+	case v.core.rollback.pending():
+		err = v.core.fenced() // all shards open together
 	case v.Incarnation != incarnation:
-		err = &base.Error{Cause: base.ErrIncarnation, Epoch: v.Epoch, Ordinal: -1}
+		err = v.core.otherIncarnation(incarnation)
 	case epoch != 0 && v.Epoch != epoch:
 		err = &base.Error{Cause: base.ErrStaleEpoch, Epoch: v.Epoch, Ordinal: -1}
 	}

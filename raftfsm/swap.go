@@ -34,16 +34,24 @@ func (m *Machine) Swap(store engine.Store, released func(old engine.Store)) erro
 		return fmt.Errorf("swapping index %d for older index %d: %w", m.core.appliedIndex, l.core.appliedIndex, base.ErrConflict)
 	}
 	failpoint.Hit("raftfsm.swap.begin")
-	m.mu.Lock()
-	old := m.mu.ref
-	m.mu.Unlock()
-	closing := old.released
-	if err := m.adopt(store, func(s engine.Store) { _ = s.Close() }); err != nil {
+	if err := m.replace(store, released); err != nil {
 		return fmt.Errorf("swapping store: %w", err)
 	}
 	failpoint.Hit("raftfsm.swap.adopted")
+	return nil
+}
+
+// replace adopts a store in place of the present one, which is handed to released
+// when its last view is closed. Nothing changes on an error.
+func (m *Machine) replace(store engine.Store, released func(old engine.Store)) error {
+	m.mu.Lock()
+	old := m.mu.ref
+	m.mu.Unlock()
+	if err := m.adopt(store, func(s engine.Store) { _ = s.Close() }); err != nil {
+		return err
+	}
 	if released == nil {
-		released = closing
+		released = old.released
 	}
 	m.mu.Lock()
 	old.released = released
@@ -63,4 +71,5 @@ func (h *Header) setCore(c core) {
 	h.Epoch, h.Incarnation = c.epoch, c.incarnation
 	h.AppliedIndex, h.AppliedTerm = c.appliedIndex, c.appliedTerm
 	h.ClockMs, h.Sequence, h.Barrier, h.Forgotten = c.clockMs, c.sequence, c.barrier, c.forgotten
+	h.Fence, h.RolledBack, h.RollbackIndex = c.rollback.fence, c.rollback.op, c.rollback.index
 }

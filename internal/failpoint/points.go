@@ -66,6 +66,12 @@ func Points() []Point {
 		{"raftfsm.drop-family.end", KindHit, "it is gone, that it is gone is not written"},
 		{"raftfsm.swap.begin", KindHit, "an installed store is about to take the place of the old one"},
 		{"raftfsm.swap.adopted", KindHit, "it has, the old one is still there"},
+		{"raftfsm.rollback.fenced", KindHit, "a shard refuses writes, its batch is not written"},
+		{"raftfsm.rollback.begin", KindHit, "a shard is about to be rolled back, what is before it is written"},
+		{"raftfsm.rollback.sealed", KindHit, "the shard is in the prepared store, not durably"},
+		{"raftfsm.rollback.before-adopt", KindHit, "a restart opens that store, the machine has the old one"},
+		{"raftfsm.rollback.adopted", KindHit, "the machine has it, the old one is still there"},
+		{"raftfsm.rollback.reopened", KindHit, "a shard takes writes again, its batch is not written"},
 
 		{"snapshot.fetch.part-made", KindHit, "a file of a snapshot is about to be fetched"},
 		{"snapshot.fetch.before-rename", KindErr, "it is whole and durable under its temporary name"},
