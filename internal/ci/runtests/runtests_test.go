@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +113,35 @@ func TestNever(t *testing.T) {}
 	}
 	if t.Failed() {
 		t.Log(report)
+	}
+}
+
+// Every package's tests run in a plain run, those of concurrent packages under the
+// race detector alone; a stage by itself leaves nothing out.
+func TestPlainRunDoesNotRunConcurrentPackagesTwice(t *testing.T) {
+	files := map[string]string{}
+	for _, p := range []string{"a", "cluster", "cluster/gossip", "raftfsm"} {
+		name := p[strings.LastIndex(p, "/")+1:]
+		files[p+"/x_test.go"] = fmt.Sprintf("package %s\nimport \"testing\"\nfunc TestOf_%s(t *testing.T) { t.Fail() }\n", name, name)
+	}
+	dir := writeModule(t, files)
+	for _, c := range []struct {
+		opts options
+		run  func(context.Context, *runner) tally
+		want string
+	}{
+		{options{}, runUnit, "a.TestOf_a cluster.TestOf_cluster"},
+		{options{}, runRace, "cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
+		{options{stages: "unit"}, runUnit, "a.TestOf_a cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
+		{options{long: true}, runUnit, "a.TestOf_a cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
+	} {
+		r, _ := newRunner(dir, c.opts)
+		total := c.run(t.Context(), r)
+		failed := strings.Fields(names(total.Failed))
+		slices.Sort(failed)
+		if got := strings.Join(failed, " "); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.opts, got, c.want)
+		}
 	}
 }
 

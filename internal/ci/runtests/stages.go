@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -28,16 +29,20 @@ type stage struct {
 	run       func(context.Context, *runner) tally
 }
 
-// concurrent are the packages whose tests also run under the race detector, as
+// concurrent are the packages whose tests run under the race detector, as
 // prefixes of the import path below the module.
 var concurrent = []string{
 	"api/server", "broadcast", "client", "cluster", "engine", "raftfsm", "internal/memnet", "internal/vfs",
 }
 
+// twoEngines is the package whose tests run on both engines without the race
+// detector, and on engine/mem alone with it: they are run both ways.
+const twoEngines = "cluster"
+
 func stages() []stage {
 	return []stage{
 		{"checks", "go vet, gofmt, layering and dependency rules", 6 * time.Minute, true, runChecks},
-		{"unit", "all packages", 13 * time.Minute, true, runUnit},
+		{"unit", "all packages; in a plain run those that the stage race does not run anyway", 13 * time.Minute, true, runUnit},
 		{"race", "the concurrent packages under the race detector", 13 * time.Minute, true, runRace},
 		{"meta", "random operations against a model", 6 * time.Minute, true, runMeta},
 		{"crash", "tests that crash or kill what they test", 8 * time.Minute, true, runCrash},
@@ -57,7 +62,13 @@ func runChecks(ctx context.Context, r *runner) tally {
 }
 
 func runUnit(ctx context.Context, r *runner) tally {
+	// A plain run has the race detector for the concurrent packages: the same tests
+	// once more without it would find nothing.
+	plain := r.opts.stages == "" && !r.opts.long
 	pkgs, err := r.packages(ctx, func(p string) bool {
+		if plain && underAny(p, concurrent) && p != twoEngines {
+			return false
+		}
 		return !under(p, "internal/lint") && !under(p, "internal/metamorphic") && !under(p, "internal/sim")
 	})
 	if err != nil {
@@ -71,12 +82,7 @@ func runRace(ctx context.Context, r *runner) tally {
 		if r.opts.long {
 			return !under(p, "internal/lint") && !under(p, "internal/ci")
 		}
-		for _, c := range concurrent {
-			if under(p, c) {
-				return true
-			}
-		}
-		return false
+		return underAny(p, concurrent)
 	})
 	if err != nil {
 		return failure("race", "go list", err.Error())
@@ -163,6 +169,10 @@ func runFuzz(ctx context.Context, r *runner) tally {
 // under says whether a package path below the module is dir or below it.
 func under(pkg, dir string) bool {
 	return pkg == dir || strings.HasPrefix(pkg, dir+"/")
+}
+
+func underAny(pkg string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(d string) bool { return under(pkg, d) })
 }
 
 func failure(stage, what, detail string) tally {
