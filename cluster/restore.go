@@ -245,7 +245,7 @@ func plannedShard(rec *meta.Shard, c *snapshot.Checkpoint) RestoredShard {
 	for i, s := range sourcesOf(c, rangeOf(rec)) {
 		from := RestoreSource{ID: s.Group, Range: s.Range, Bytes: s.FullBytes, How: "copied"}
 		switch {
-		case i == 0 && s.Range == out.Range:
+		case i == 0 && s.Range.Lo >= out.Range.Lo && s.Range.Hi <= out.Range.Hi:
 			from.How = "linked"
 		case i == 0:
 			from.How = "clipped"
