@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -47,7 +48,7 @@ and report.html. After a failure the nodes' data stays too.`,
 			if disk == "auto" {
 				o.Disk = ""
 			}
-			if err := besideUs(&o); err != nil {
+			if err := errors.Join(besideUs(&o), findStore(&o)); err != nil {
 				return err
 			}
 			o.Repeat = repeatCommand(cmd, o.Seed)
@@ -76,6 +77,8 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.IntVar(&o.Clients, "clients", 6, "clients; every second has connections that break")
 	f.IntVar(&o.Workers, "workers", 9, "workers of each workload")
 	f.DurationVar(&o.CheckLimit, "limit", 2*time.Minute, "bound of each checker; one that cannot decide in it says unknown")
+	f.BoolVar(&o.Checkpoints, "checkpoints", false, "give the cluster an object store that has faults too, and look at its checkpoints")
+	f.StringVar(&o.StoreBinary, "store-binary", "", "versitygw, for the object store; the one of this tree or of the PATH if it is not given")
 	f.StringArrayVar(&o.NodeFlags, "node-flag", nil, "a flag for every node, such as --node-flag=--log-level=debug")
 	f.StringVar(&o.Revision, "revision", "", "what is tested, for the report; what keelctl says if it is not given")
 	f.BoolVar(&o.KeepData, "keep-data", false, "keep the nodes' data after a pass too")
@@ -118,6 +121,39 @@ func besideUs(o *runner.Options) error {
 		}
 	}
 	return nil
+}
+
+// findStore finds the service for the object store, if it was not named: where
+// make tools puts it in the tree that has this command in its bin, or in the PATH.
+// That there is none is no mistake; the run says what it leaves out.
+func findStore(o *runner.Options) error {
+	if !o.Checkpoints {
+		return nil
+	}
+	if o.StoreBinary != "" {
+		if _, err := os.Stat(o.StoreBinary); err != nil {
+			return usage(fmt.Errorf("there is no service for the object store: %w", err))
+		}
+	} else if self, err := os.Executable(); err == nil {
+		for _, dir := range []string{filepath.Dir(filepath.Dir(self)), "."} {
+			path := filepath.Join(dir, ".deps", "bin", "versitygw")
+			if _, err := os.Stat(path); err == nil {
+				o.StoreBinary = path
+				break
+			}
+		}
+	}
+	if o.StoreBinary == "" {
+		if path, err := exec.LookPath("versitygw"); err == nil {
+			o.StoreBinary = path
+		}
+	}
+	if o.StoreBinary == "" {
+		return nil
+	}
+	path, err := filepath.Abs(o.StoreBinary)
+	o.StoreBinary = path
+	return err
 }
 
 // repeatCommand is the command line with the seed that was used, without what is

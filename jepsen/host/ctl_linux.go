@@ -2,6 +2,7 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -121,6 +122,66 @@ func (f *Fleet) Hashes(ctx context.Context, shard int, limit time.Duration) ([]R
 		}
 	}
 	return answered, ctlErr
+}
+
+// CheckpointCompleted is the phase of a checkpoint that is whole and retained.
+const CheckpointCompleted = "completed"
+
+// Checkpoint is what keelctl says of one.
+type Checkpoint struct {
+	Number uint64 `json:"number"`
+	Phase  string `json:"phase"`
+	URI    string `json:"uri"`
+	Error  string `json:"error"`
+}
+
+// CreateCheckpoint has a checkpoint made, and follows it until it has completed. A
+// cluster that is making one refuses.
+func (f *Fleet) CreateCheckpoint(ctx context.Context, limit time.Duration) (c Checkpoint, err error) {
+	out, err := f.Ctl(ctx, "checkpoint", "create", "-o", "json", "--wait", limit.String())
+	if err == nil {
+		err = json.Unmarshal(out, &c)
+	}
+	return c, err
+}
+
+// Checkpoints lists those that the cluster knows, whatever their phase.
+func (f *Fleet) Checkpoints(ctx context.Context) (all []Checkpoint, err error) {
+	out, err := f.Ctl(ctx, "checkpoint", "list", "-o", "json", "--timeout", "5s")
+	if err == nil {
+		err = items(out, &all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing the checkpoints: %w", err)
+	}
+	return all, nil
+}
+
+// Verification is what reading a whole checkpoint showed.
+type Verification struct {
+	Sound   bool  `json:"sound"`
+	Objects int64 `json:"objects"`
+	Bytes   int64 `json:"bytes"`
+}
+
+// ErrUnsound says that a checkpoint was read, and is not what it should be.
+var ErrUnsound = errors.New("it is not sound")
+
+// VerifyCheckpoint has every object of a checkpoint read. It is ErrUnsound, with
+// what is wrong, if one is bad; another error if it could not be read.
+func (f *Fleet) VerifyCheckpoint(ctx context.Context, number uint64, limit time.Duration) (v Verification, err error) {
+	// The exit code tells of an unsound one, and the output more.
+	out, ctlErr := f.Ctl(ctx, "checkpoint", "verify", strconv.FormatUint(number, 10), "-o", "json", "--timeout", limit.String())
+	if len(out) == 0 {
+		return v, errors.Join(ctlErr, ctx.Err())
+	}
+	if err := json.Unmarshal(out, &v); err != nil {
+		return v, errors.Join(fmt.Errorf("reading the verification of checkpoint %d: %w", number, err), ctlErr)
+	}
+	if !v.Sound {
+		return v, fmt.Errorf("%w: %w", ErrUnsound, cmp.Or(ctlErr, errors.New("keelctl does not say why")))
+	}
+	return v, ctlErr
 }
 
 // items reads a list that keelctl printed.

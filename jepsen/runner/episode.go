@@ -46,13 +46,19 @@ type episode struct {
 	workloads []workload.Workload
 	rec       *history.Recorder
 	file      *os.File
-	// served is when an operation succeeded last, in the time of the run.
-	served atomic.Int64
+	// served is when an operation succeeded last, in the time of the run, wrote when
+	// one did that changes something.
+	served, wrote atomic.Int64
+	// watch is nil without checkpoints.
+	watch *storeWatch
 }
 
 // episode runs one; with an error the harness failed, or ctx ended.
 func (r *run) episode(ctx context.Context, n int) (*report.Episode, error) {
 	e := &episode{run: r, Episode: &report.Episode{Number: n}}
+	if r.Checkpoints {
+		e.watch = &storeWatch{now: r.now, limit: withoutStoreLimit}
+	}
 	e.Seed, e.style = r.derive(n)
 	e.Style, e.History = e.style.name, filepath.Join(report.EpisodesDir, fmt.Sprintf("%05d.jsonl", n))
 	err := e.work(ctx)
@@ -91,6 +97,10 @@ func (e *episode) work(ctx context.Context) error {
 	h := e.heal(ctx)
 	e.Results = append(e.Results, faults...)
 	e.Results = append(e.Results, h.results(e.shards)...)
+	if e.Checkpoints {
+		e.phase("checkpoints")
+		e.Results = append(e.Results, lookAtCheckpoints(ctx, e.fleet))
+	}
 	e.phase("final reads")
 	e.final(ctx)
 	e.EndNs = e.now()
@@ -132,7 +142,7 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 		stores = append(stores, s)
 	}
 	for n, name := range e.Workloads {
-		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch, Served: &e.served})
+		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch, Served: &e.served, Wrote: &e.wrote})
 		// Each workload begins with another client, so that all are used alike.
 		if err := w.Setup(ctx, append(append([]workload.Client(nil), stores[n%len(stores):]...), stores[:n%len(stores)]...), e.rec); err != nil {
 			return fmt.Errorf("workload %s: %w", name, err)
@@ -163,6 +173,11 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 	e.BeginNs = e.now()
 	var wg sync.WaitGroup
 	wg.Go(func() { workload.Drive(working, e.workloads, e.Workers) })
+	faults := e.faults
+	if e.watch != nil {
+		faults = e.watch.all(faults)
+		wg.Go(func() { e.watch.run(working, e.wrote.Load) })
+	}
 	o := e.style.options
 	o.OnRecord = e.record
 	o.Settle = func(ctx context.Context) error {
@@ -170,9 +185,12 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 		e.breathe(ctx)
 		return err
 	}
-	s, err := nemesis.NewScheduler(e.env, e.faults, o)
+	s, err := nemesis.NewScheduler(e.env, faults, o)
 	if err == nil {
 		err = errors.Join(s.Run(working), e.clock.settle(context.WithoutCancel(ctx), e.fleet.Nodes))
+	}
+	if e.fleet.Store != nil {
+		err = errors.Join(err, e.fleet.Store.Err())
 	}
 	wg.Wait()
 	if s != nil {
@@ -273,6 +291,9 @@ func (e *episode) judge() error {
 	results := check.Judge(h, check.Options{Limit: e.CheckLimit}, e.Workloads...)
 	for _, res := range results {
 		e.OK, e.Failed, e.Unknown = e.OK+res.OK, e.Failed+res.Failed, e.Unknown+res.Unknown
+	}
+	if e.watch != nil {
+		e.Results = append(e.Results, e.watch.result(h.Ops))
 	}
 	// The workloads come first: theirs is what people look for.
 	e.Results = append(results, e.Results...)

@@ -3,6 +3,7 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -61,6 +62,12 @@ type Options struct {
 	Clients, Workers int
 	// CheckLimit bounds the time of one checker; default 2 minutes.
 	CheckLimit time.Duration
+	// Checkpoints gives the cluster an object store, has it make checkpoints every
+	// few seconds, and looks at them at the end of each episode.
+	Checkpoints bool
+	// StoreBinary is a service that speaks S3 (versitygw). Without it checkpoints go
+	// to a directory, and the object store has no faults.
+	StoreBinary string
 	// NodeFlags go to every node.
 	NodeFlags []string
 	// KeepData keeps the nodes' data after a pass too.
@@ -173,6 +180,9 @@ func (o *Options) texts() map[string]string {
 		"engine": o.Engine, "memory": o.Memory, "log-size": o.LogSize, "net": string(o.Net), "disk": string(o.Disk), "faults": strings.Join(o.Faults, ","), "without": strings.Join(o.Without, ","),
 		"workloads": strings.Join(o.Workloads, ","), "rate": strconv.FormatFloat(o.Rate, 'g', -1, 64), "clients": strconv.Itoa(o.Clients),
 		"workers": strconv.Itoa(o.Workers), "keys": strconv.Itoa(o.Keys), "batch": strconv.Itoa(o.Batch), "node-flags": strings.Join(o.NodeFlags, " "), "node-binary": filepath.Base(o.NodeBinary),
+	}
+	if o.Checkpoints {
+		all["checkpoints"], all["store-binary"] = "true", filepath.Base(cmp.Or(o.StoreBinary, "none"))
 	}
 	for k, v := range all {
 		if v == "" {

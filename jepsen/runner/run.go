@@ -119,10 +119,18 @@ func (r *run) open() error {
 		r.files = append(r.files, f)
 		*l.to = report.NewWriter(f, l.magic)
 	}
-	r.fleet, err = host.NewFleet(host.Options{Nodes: r.Nodes, Dir: nodes, NodeBinary: r.NodeBinary, CtlBinary: r.CtlBinary, Net: r.Net,
+	store, err := r.storeFlags()
+	if err != nil {
+		return err
+	}
+	flags := append([]string{"--fault-injection", "--log-size", r.LogSize}, store...)
+	if !r.Checkpoints {
+		r.StoreBinary = ""
+	}
+	r.fleet, err = host.NewFleet(host.Options{Nodes: r.Nodes, StoreBinary: r.StoreBinary, Dir: nodes, NodeBinary: r.NodeBinary, CtlBinary: r.CtlBinary, Net: r.Net,
 		Disk: r.Disk, DiskBytes: r.DiskBytes, Groups: os.Geteuid() == 0, Engine: r.Engine, Memory: r.Memory,
 		// Only so have the nodes a clock that can be set.
-		Flags: append([]string{"--fault-injection", "--log-size", r.LogSize}, r.NodeFlags...)})
+		Flags: append(flags, r.NodeFlags...)})
 	if err != nil {
 		return fmt.Errorf("making the fleet: %w", err)
 	}
@@ -134,6 +142,7 @@ func (r *run) chooseFaults() error {
 	r.env = nemesis.NewEnv(r.fleet, r.Seed)
 	r.clock = newClock(nemesis.NewHTTPClock(clockLimit))
 	r.env.Clock = r.clock
+	r.env.StoreLacks = r.storeLacks()
 	// A node that is paused or hangs, too, does not hold the schedule up for long.
 	r.env.StopLimit = 15 * time.Second
 	all, missing := nemesis.Catalogue(r.env)

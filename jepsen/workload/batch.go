@@ -65,7 +65,7 @@ func (w *worker) writeAll(ctx context.Context, ops []recorded) {
 	for i := range ops {
 		changes[i] = ops[i].change
 	}
-	w.together(ctx, ops, func(ctx context.Context) []history.Done {
+	w.together(ctx, ops, true, func(ctx context.Context) []history.Done {
 		done := make([]history.Done, len(ops))
 		for i, err := range w.client.Batches.Write(ctx, changes) {
 			done[i] = DoneOf(nil, err, true)
@@ -80,7 +80,7 @@ func (w *worker) readAll(ctx context.Context, ops []recorded) {
 	for i := range ops {
 		queries[i] = ops[i].query
 	}
-	w.together(ctx, ops, func(ctx context.Context) []history.Done {
+	w.together(ctx, ops, false, func(ctx context.Context) []history.Done {
 		done := make([]history.Done, len(ops))
 		for i, a := range w.client.Batches.Read(ctx, queries) {
 			done[i] = DoneOf(maybe(a.Value, a.Found), a.Err, false)
@@ -90,7 +90,7 @@ func (w *worker) readAll(ctx context.Context, ops []recorded) {
 }
 
 // together records operations around one call, which says for each how it ended.
-func (w *worker) together(ctx context.Context, ops []recorded, f func(ctx context.Context) []history.Done) {
+func (w *worker) together(ctx context.Context, ops []recorded, write bool, f func(ctx context.Context) []history.Done) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.cfg.Timeout) // JW4
 	defer cancel()
 	calls := make([]history.Call, len(ops))
@@ -109,7 +109,7 @@ func (w *worker) together(ctx context.Context, ops []recorded, f func(ctx contex
 			w.processes[i] = w.rec.NewProcess() // JW2
 		}
 		w.answered = w.answered && done.Outcome == history.OK
-		w.served(done)
+		w.served(done, write)
 	}
 }
 

@@ -35,8 +35,8 @@ type Config struct {
 	// operations follow, so that few are unknown (JW6).
 	Batch int
 	// Served, if not nil, is set to the recorder's time whenever an operation
-	// succeeds.
-	Served *atomic.Int64
+	// succeeds, and Wrote whenever one does that changes something.
+	Served, Wrote *atomic.Int64
 }
 
 func (c Config) withDefaults() Config {
@@ -197,7 +197,7 @@ func (w *worker) do(ctx context.Context, op history.Op, write bool, f func(ctx c
 	done := DoneOf(result, err, write)
 	w.rec.Complete(call, done)
 	w.answered = done.Outcome == history.OK
-	w.served(done)
+	w.served(done, write)
 	if done.Outcome == history.Unknown {
 		w.process = w.rec.NewProcess() // JW2
 	}
@@ -205,9 +205,16 @@ func (w *worker) do(ctx context.Context, op history.Op, write bool, f func(ctx c
 }
 
 // served notes that somebody is served, if so.
-func (d *driver) served(done history.Done) {
-	if d.cfg.Served != nil && done.Outcome == history.OK {
-		d.cfg.Served.Store(d.rec.Now())
+func (d *driver) served(done history.Done, write bool) {
+	if done.Outcome != history.OK {
+		return
+	}
+	now := d.rec.Now()
+	if d.cfg.Served != nil {
+		d.cfg.Served.Store(now)
+	}
+	if d.cfg.Wrote != nil && write {
+		d.cfg.Wrote.Store(now)
 	}
 }
 

@@ -66,7 +66,7 @@ func (s *Session) start(ctx context.Context, w *worker, process int64, key strin
 		defer cancel()
 		d := DoneOf(nil, wait(), true)
 		s.rec.Complete(call, d)
-		s.served(d)
+		s.served(d, true)
 		outcome <- d.Outcome
 	}()
 	return outcome
