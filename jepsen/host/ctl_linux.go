@@ -27,12 +27,19 @@ func (f *Fleet) Ctl(ctx context.Context, args ...string) ([]byte, error) {
 }
 
 // Found makes the started nodes a cluster.
-func (f *Fleet) Found(ctx context.Context, shards int) error {
+func (f *Fleet) Found(ctx context.Context, shards int) error { return f.found(ctx, shards) }
+
+// Restore makes the started nodes a cluster that begins with a checkpoint.
+func (f *Fleet) Restore(ctx context.Context, shards int, uri string) error {
+	return f.found(ctx, shards, "--restore", uri)
+}
+
+func (f *Fleet) found(ctx context.Context, shards int, more ...string) error {
 	var members []string
 	for _, n := range f.Nodes {
 		members = append(members, n.ID+"="+n.Raft)
 	}
-	_, err := f.Ctl(ctx, "cluster", "init", "--nodes", strings.Join(members, ","), "--shards", strconv.Itoa(shards), "--timeout", "90s")
+	_, err := f.Ctl(ctx, append([]string{"cluster", "init", "--nodes", strings.Join(members, ","), "--shards", strconv.Itoa(shards), "--timeout", "90s"}, more...)...)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,9 @@ type Options struct {
 	// StoreBinary is a service that speaks S3, versitygw; the fleet then has an
 	// object store, and every node uses it. Empty for none.
 	StoreBinary string
+	// Store is that of another fleet, which this one's nodes use instead; it has to
+	// live as long as they.
+	Store *Store
 }
 
 func (o *Options) ensureDefaults() {
@@ -74,7 +77,7 @@ type Fleet struct {
 	Nodes []*Node
 	// Net is nil on loopback.
 	Net *Network
-	// Store is nil without an object store.
+	// Store is nil without an object store of its own.
 	Store *Store
 
 	opts     Options

@@ -114,8 +114,8 @@ func (n *Node) Start() error {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), n.mu.env...)
-	if n.fleet.Store != nil {
-		_, env := n.fleet.Store.flags()
+	if s := n.fleet.store(); s != nil {
+		_, env := s.flags()
 		cmd.Env = append(cmd.Env, env...)
 	}
 	// A group of its own, so that a terminal's interrupt is the harness's alone.
@@ -172,8 +172,8 @@ func (n *Node) flags() []string {
 	if o.Memory != "" {
 		flags = append(flags, "--memory", o.Memory)
 	}
-	if n.fleet.Store != nil {
-		store, _ := n.fleet.Store.flags()
+	if s := n.fleet.store(); s != nil {
+		store, _ := s.flags()
 		flags = append(flags, store...)
 	}
 	return append(append(flags, o.Flags...), n.mu.extra...)

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,9 @@ type Store struct {
 	listener net.Listener
 	process  *process
 }
+
+// store is the one that the nodes use, or nil.
+func (f *Fleet) store() *Store { return cmp.Or(f.Store, f.opts.Store) }
 
 // newStore starts the service and the proxy. Close it even after an error.
 func (f *Fleet) newStore() error {

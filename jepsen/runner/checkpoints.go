@@ -23,7 +23,7 @@ import (
 
 // How a cluster with --checkpoints makes them.
 const (
-	checkpointInterval = 5 * time.Second
+	checkpointInterval = 3 * time.Second
 	checkpointRetain   = 3
 	checkpointTimeout  = 20 * time.Second
 )
@@ -51,12 +51,16 @@ func (r *run) storeFlags() ([]string, error) {
 	if r.StoreBinary != "" {
 		return flags, nil
 	}
-	dir := filepath.Join(r.Dir, report.NodesDir, "store")
-	if err := os.Mkdir(dir, 0o755); err != nil {
+	if err := os.Mkdir(filepath.Join(r.Dir, report.NodesDir, storeDir), 0o755); err != nil {
 		return nil, err
 	}
-	return append(flags, "--object-store", "file://"+dir), nil
+	return append(flags, "--object-store", r.directory()), nil
 }
+
+// storeDir is the name of a store that is a directory, and directory its address.
+const storeDir = "store"
+
+func (r *run) directory() string { return "file://" + filepath.Join(r.Dir, report.NodesDir, storeDir) }
 
 // storeLacks is why no fault of the object store is possible, if so.
 func (r *run) storeLacks() error {
@@ -80,8 +84,13 @@ type storeWatch struct {
 	// in force, being injected or being healed; healed is when others became 0.
 	store, others int
 	healed        int64
+	// storeSteps counts the beginnings and ends of faults of the store.
+	storeSteps int
 	// longest is the longest time without a write, and when it ended.
 	longest, at int64
+	// whole and unsound tell of the checkpoints that were read beside the faults.
+	whole   int
+	unsound string
 }
 
 // watched is a fault that a watch knows of, from before it is injected until it is
@@ -124,6 +133,7 @@ func (w *storeWatch) count(kind nemesis.Kind, by int) {
 	defer w.mu.Unlock()
 	if nemesis.OfStore(kind) {
 		w.store += by
+		w.storeSteps++
 		return
 	}
 	if w.others += by; w.others == 0 {
@@ -152,6 +162,45 @@ func (w *storeWatch) run(ctx context.Context, wrote func() int64) {
 	})
 }
 
+// sane says whether the store has had no fault since it had steps, and what they are
+// now.
+func (w *storeWatch) sane(steps int) (now int, sane bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.storeSteps, w.store == 0 && w.storeSteps == steps
+}
+
+// readPause is between two readings of a checkpoint beside faults.
+const readPause = time.Second
+
+// read reads the newest checkpoint again and again until ctx ends: faults of answers
+// have something to hit, and a retained checkpoint is whole whatever happens to
+// nodes. What is found while the store lies does not count.
+func (w *storeWatch) read(ctx context.Context, c checkpointer) {
+	until(ctx, readPause, func() bool {
+		steps, _ := w.sane(0)
+		n, err := newest(ctx, c)
+		if err != nil {
+			return false
+		}
+		_, err = c.VerifyCheckpoint(ctx, n.Number, verifyLimit)
+		_, sane := w.sane(steps)
+		switch {
+		case err == nil:
+			w.mu.Lock()
+			w.whole++
+			w.mu.Unlock()
+		case sane && errors.Is(err, host.ErrUnsound):
+			if retained, listErr := retainedOf(ctx, c); listErr == nil && slices.Contains(retained, n.Number) {
+				w.mu.Lock()
+				w.unsound = fmt.Sprintf("checkpoint %d, which is retained, beside faults of others than the store: %v", n.Number, err)
+				w.mu.Unlock()
+			}
+		}
+		return false
+	})
+}
+
 // result is the verdict on the watch, and on what clients were told: no operation
 // fails because of the object store.
 func (w *storeWatch) result(ops []history.Op) check.Result {
@@ -159,7 +208,10 @@ func (w *storeWatch) result(ops []history.Op) check.Result {
 	defer w.mu.Unlock()
 	longest := time.Duration(w.longest).Round(time.Millisecond)
 	res := check.Result{Name: "without the store", Verdict: check.Pass,
-		Text: fmt.Sprintf("while only the object store was at fault a write was acknowledged every %s at the latest", longest)}
+		Text: fmt.Sprintf("while only the object store was at fault a write was acknowledged every %s at the latest; a checkpoint was read whole %d times beside the faults", longest, w.whole)}
+	if w.unsound != "" {
+		res.Verdict, res.Text = check.Fail, w.unsound
+	}
 	if longest > w.limit {
 		res.Verdict, res.Text = check.Fail, fmt.Sprintf("no write was acknowledged for %s, until %s of the run, while nothing but the object store was at fault",
 			longest, time.Duration(w.at).Round(time.Millisecond))

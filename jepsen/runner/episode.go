@@ -49,8 +49,11 @@ type episode struct {
 	// served is when an operation succeeded last, in the time of the run, wrote when
 	// one did that changes something.
 	served, wrote atomic.Int64
-	// watch is nil without checkpoints.
-	watch *storeWatch
+	// watch and restored are nil without checkpoints.
+	watch    *storeWatch
+	restored *restored
+	// finalNs is when the final reads began.
+	finalNs int64
 }
 
 // episode runs one; with an error the harness failed, or ctx ended.
@@ -97,12 +100,15 @@ func (e *episode) work(ctx context.Context) error {
 	h := e.heal(ctx)
 	e.Results = append(e.Results, faults...)
 	e.Results = append(e.Results, h.results(e.shards)...)
+	e.phase("final reads")
+	e.finalNs = e.now()
+	e.final(ctx)
 	if e.Checkpoints {
 		e.phase("checkpoints")
 		e.Results = append(e.Results, lookAtCheckpoints(ctx, e.fleet))
+		e.phase("restore")
+		e.restored = e.restore(ctx)
 	}
-	e.phase("final reads")
-	e.final(ctx)
 	e.EndNs = e.now()
 	e.phase(report.LastPhase)
 	return nil
@@ -177,6 +183,7 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 	if e.watch != nil {
 		faults = e.watch.all(faults)
 		wg.Go(func() { e.watch.run(working, e.wrote.Load) })
+		wg.Go(func() { e.watch.read(working, e.fleet) })
 	}
 	o := e.style.options
 	o.OnRecord = e.record
@@ -294,6 +301,9 @@ func (e *episode) judge() error {
 	}
 	if e.watch != nil {
 		e.Results = append(e.Results, e.watch.result(h.Ops))
+	}
+	if e.restored != nil {
+		e.Results = append(e.Results, e.restored.judge(h.Ops, e.finalNs))
 	}
 	// The workloads come first: theirs is what people look for.
 	e.Results = append(results, e.Results...)
