@@ -364,5 +364,56 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 	must(t, s.Close())
 }
 
+// RO8: a new family waits on a full disk before RocksDB has met its end, which with
+// RocksDB's own assertions would end the process, and needs no reopening.
+func TestFamilyWaitsForAFullDisk(t *testing.T) {
+	d, dir := onSmallDisk(t)
+	s := openNumbered(t, d, dir)
+	filler := filepath.Join(filepath.Dir(dir), "filler")
+	o := engine.FamilyOptions{Use: engine.UsePoint, GroupWidth: 1}
+	for f := engine.FamilyID(10); f < 20; f++ {
+		fill(t, filler)
+		made := make(chan error, 1)
+		go func() { made <- s.EnsureFamily(f, o) }()
+		select {
+		case err := <-made:
+			t.Fatalf("family %d on a full disk: %v", f, err)
+		case <-time.After(fullRetry + fullRetry/2):
+		}
+		if _, there := s.Families()[f]; there {
+			t.Fatalf("family %d is there before it is made", f)
+		}
+		must(t, os.Remove(filler))
+		select {
+		case err := <-made:
+			must(t, err)
+		case <-time.After(20 * time.Second):
+			t.Fatalf("family %d is not made although there is space", f)
+		}
+		if st := s.Stats(); st.Failed != "" {
+			t.Fatalf("family %d: %s", f, st.Failed)
+		}
+	}
+	must(t, writeNumbered(s, new(engine.Batch), 1))
+	must(t, s.Close())
+	s = openNumbered(t, d, dir)
+	if n := len(s.Families()); n != 1+len(fullFamilies)+10 {
+		t.Fatalf("%d families", n)
+	}
+	// Closing ends the wait.
+	fill(t, filler)
+	made := make(chan error, 1)
+	go func() { made <- s.EnsureFamily(99, o) }()
+	select {
+	case err := <-made:
+		t.Fatalf("a family on a full disk: %v", err)
+	case <-time.After(fullRetry):
+	}
+	closeInTime(t, s)
+	if err := <-made; !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, base.ErrClosed) {
+		t.Fatal(err)
+	}
+}
+
 // pause is the time between two looks at a condition.
 func pause() { time.Sleep(5 * time.Millisecond) }
