@@ -4,8 +4,9 @@
 # Starts three nodes on free ports, counts 20,000 flights, kills the job itself
 # and starts it again, takes a checkpoint under load, kills the node that leads a
 # shard, starts that again, compares both reports with the expected answer and the
-# replicas with each other, takes another checkpoint and verifies both. Exits
-# non-zero if anything differs. Everything is left in .demo/.
+# replicas with each other, takes another checkpoint and verifies both. Then it wipes
+# all nodes, restores the second checkpoint into five new ones with twice the shards,
+# and compares again. Exits non-zero if anything differs. Everything is left in .demo/.
 #
 # Variables: RATE rows per second (1500), KILL_JOB_AT and KILL_NODE_AT rows
 # acknowledged (4000, 8000), DATA the folder of the input and the expected answer.
@@ -23,10 +24,8 @@ free_ports() {
     local try base i
     for try in 1 2 3 4 5 6 7 8 9 10; do
         base=$((20000 + (RANDOM + try * 131) % 1000 * 10))
-        for i in 1 2 3; do
-            if taken $((base + i)) || taken $((base + 3 + i)) || taken $((base + 6 + i)) || taken $((base + 9 + i)); then
-                continue 2
-            fi
+        for i in $(seq 1 20); do
+            if taken $((base + i)); then continue 2; fi
         done
         printf '%s\n' "$base"
         return
@@ -44,7 +43,7 @@ clean_up() {
         kill -KILL "$job" 2>/dev/null || true
         wait "$job" 2>/dev/null || true
     fi
-    stop_nodes 1 2 3
+    stop_nodes 1 2 3 4 5
     if [ "$code" -ne 0 ]; then say "demo: FAILED; logs are in $dir/"; fi
     exit "$code"
 }
@@ -114,10 +113,13 @@ days_sum_to_flights() {
 }
 
 # checkpoint FILE makes one of the whole cluster, and keeps what it is.
-checkpoint() { ctl checkpoint create --quiet --timeout 60s -o json --columns number,fullBytes,newBytes,files,newFiles,seconds >"$1"; }
+checkpoint() { ctl checkpoint create --quiet --timeout 60s -o json --columns number,fullBytes,newBytes,files,newFiles,seconds,uri >"$1"; }
 
 # of FILE KEY prints a number from it.
 of() { sed -n 's/.*"'"$2"'": *\([0-9.]*\).*/\1/p' "$1"; }
+
+# text_of FILE KEY prints a text from it.
+text_of() { sed -n 's/.*"'"$2"'": *"\([^"]*\)".*/\1/p' "$1"; }
 
 sound() { ctl checkpoint verify "$(of "$1" number)" --timeout 60s -o json >"$1.verified"; }
 
@@ -125,7 +127,7 @@ hashes_agree() { ctl shard hash --timeout 60s >"$dir/hashes.txt"; }
 
 build
 layout .demo 0 0 0 0
-for i in 1 2 3; do
+for i in 1 2 3 4 5; do
     if runs "$i"; then
         say "demo: stopping n$i of an earlier demo"
         stop_nodes "$i"
@@ -135,7 +137,7 @@ rm -rf .demo
 mkdir .demo
 : >.demo/acks.csv
 base=$(free_ports)
-layout .demo "$base" $((base + 3)) $((base + 6)) $((base + 9))
+layout .demo "$base" $((base + 5)) $((base + 10)) $((base + 15))
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 
@@ -183,10 +185,42 @@ verdict "a second checkpoint completes" checkpoint "$dir/checkpoint-2.json"
 verdict "every object of the first checkpoint is sound" sound "$dir/checkpoint-1.json"
 verdict "every object of the second checkpoint is sound" sound "$dir/checkpoint-2.json"
 
+say "demo: wiping all three nodes"
+uri=$(text_of "$dir/checkpoint-2.json" uri)
+stop_nodes 1 2 3
+rm -rf "$dir/n1" "$dir/n2" "$dir/n3"
+mkdir "$dir/before"
+mv "$dir/report.csv" "$dir/days.csv" "$dir/acks.csv" "$dir/before/"
+: >"$dir/acks.csv"
+layout .demo "$base" $((base + 5)) $((base + 10)) $((base + 15)) 5
+say "demo: restoring checkpoint $(of "$dir/checkpoint-2.json" number) into five nodes with eight shards"
+for i in 1 2 3 4 5; do start_node "$i"; done
+ctl cluster init --nodes "$members" --shards 8 --restore "$uri" --dry-run --timeout 60s -o json >"$dir/restore-plan.json" || fail "no plan of the restore"
+restoring=$(now_ms)
+found --shards 8 --restore "$uri" || fail "the restored cluster did not become healthy"
+restored_ms=$(($(now_ms) - restoring))
+say "demo: it serves after $restored_ms ms; the same job reads its reports"
+start_job
+code=0
+wait "$job" || code=$?
+job=""
+[ "$code" -eq 0 ] || fail "the job ended with code $code on the restored cluster: $(tail -n 1 "$dir/job.log")"
+
+say "demo: comparing"
+eight_shards() { [ "$(ctl shard list -o jsonl --columns id | wc -l)" -eq 8 ]; }
+verdict "restored: five nodes, eight shards" eight_shards
+verdict "restored: the report is the same" cmp "$dir/report.csv" "$dir/before/report.csv"
+verdict "restored: the days are the same" cmp "$dir/days.csv" "$dir/before/days.csv"
+verdict "restored: no row had to be counted again" [ "$(acked)" -eq 0 ]
+verdict "restored: all replicas hold the same" hashes_agree
+verdict "restored: a checkpoint completes" checkpoint "$dir/checkpoint-3.json"
+verdict "restored: every object of it is sound" sound "$dir/checkpoint-3.json"
+
 say
 say "rows                 $rows, each counted once, through a killed job and a killed node"
 say "throughput           $((rows * 1000 / took)) rows/s over the whole run, throttled to $rate"
 say "checkpoints          $(of "$dir/checkpoint-2.json" newBytes) of $(of "$dir/checkpoint-2.json" fullBytes) bytes were new to the store in the second"
+say "restored after       $restored_ms ms: five nodes, eight shards"
 say "writes resumed after $resumed_ms ms (SIGKILL of $victim, leader of shard ${shards% })"
 if [ "$differences" -ne 0 ]; then
     say "verdict              WRONG: $differences differences"

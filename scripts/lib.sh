@@ -1,7 +1,7 @@
 # Functions for the scripts beside this file, which run under bash (its /dev/tcp
 # tells whether a port is taken). Sourced, never run.
 #
-# A cluster lives in a directory: n1 n2 n3 hold the nodes' data, objects what they
+# A cluster lives in a directory: n1 n2 n3 (and more) hold the nodes' data, objects what they
 # store together (checkpoints), nX.log what they said, nX.pid their process ids. Only processes named there are ever signalled,
 # and only if they still are nodes on that data.
 
@@ -38,12 +38,17 @@ await() {
 # taken PORT says whether somebody listens there.
 taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# layout DIR GRPC RAFT GOSSIP HTTP: node i has each port plus i.
+# layout DIR GRPC RAFT GOSSIP HTTP [NODES]: node i, of 3 if not said, has each port
+# plus i.
 layout() {
+    local i
     dir=$1 grpc=$2 raft=$3 gossip=$4 http=$5
-    endpoints="127.0.0.1:$((grpc + 1)),127.0.0.1:$((grpc + 2)),127.0.0.1:$((grpc + 3))"
-    members="n1=127.0.0.1:$((raft + 1)),n2=127.0.0.1:$((raft + 2)),n3=127.0.0.1:$((raft + 3))"
-    seeds="127.0.0.1:$((gossip + 1)),127.0.0.1:$((gossip + 2)),127.0.0.1:$((gossip + 3))"
+    endpoints="" members="" seeds=""
+    for i in $(seq 1 "${6:-3}"); do
+        endpoints+="${endpoints:+,}127.0.0.1:$((grpc + i))"
+        members+="${members:+,}n$i=127.0.0.1:$((raft + i))"
+        seeds+="${seeds:+,}127.0.0.1:$((gossip + i))"
+    done
 }
 
 ctl() { bin/keelctl --endpoints "$endpoints" "$@"; }
@@ -119,8 +124,8 @@ kill_node() {
     gone_ms=$(now_ms)
 }
 
-# found makes the nodes a cluster; again, it only looks whether they are.
+# found [FLAG...] makes the nodes a cluster; again, it only looks whether they are.
 found() {
-    ctl cluster init --nodes "$members" --timeout 90s --quiet >/dev/null &&
+    ctl cluster init --nodes "$members" --timeout 90s --quiet "$@" >/dev/null &&
         ctl cluster status --exit-when-healthy --wait 90s --quiet >/dev/null
 }
