@@ -39,6 +39,7 @@ func (n *Node) checkpointLoop() {
 		changed := n.changes.wait()
 		if v, err := n.metaView(); err == nil && v.Cluster() != nil {
 			n.attendCheckpoints(v)
+			n.attendRollbacks(v)
 			lead.step()
 		}
 		timer.Reset(n.opts.CheckInterval)

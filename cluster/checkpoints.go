@@ -129,6 +129,9 @@ func (n *Node) startCheckpoint(ctx context.Context, s *system) (number uint64, e
 			return number, nil
 		}
 		v, verr := n.metaView()
+		if verr == nil && v.RunningRollback() != nil {
+			return 0, fmt.Errorf("starting a checkpoint: %w", err)
+		}
 		if !errors.Is(err, base.ErrConflict) || verr != nil || v.RunningCheckpoint() == nil {
 			if errors.Is(err, base.ErrConflict) && verr == nil {
 				continue // it has ended meanwhile

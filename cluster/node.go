@@ -72,9 +72,11 @@ type Node struct {
 	// opening holds a token per replica that is being opened or ended.
 	opening chan struct{}
 
-	disk     diskWatch
-	uploads  uploads
-	restores restorePlans
+	disk    diskWatch
+	uploads uploads
+	// preparing holds a token per replica that is being prepared for a rollback.
+	preparing chan struct{}
+	restores  restorePlans
 	// restoring is the checkpoint that the cluster is being founded with, once it
 	// was read.
 	restoring atomic.Pointer[snapshot.Checkpoint]
@@ -107,6 +109,7 @@ func New(o Options) (*Node, error) {
 	n.disk.node = n
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.opening = make(chan struct{}, maxOpening())
+	n.preparing = make(chan struct{}, maxPreparing)
 	n.mu.replicas = map[base.GroupID]*replica{}
 	n.mu.reconciling = map[base.GroupID]bool{}
 	n.mu.rejoins = map[base.NodeID]uint64{}

@@ -284,11 +284,22 @@ func (r *replica) check(v *meta.View) {
 		}
 	}
 	if rec := v.Shard(r.id); rec != nil {
-		if err := r.reconcileMembers(membersOf(rec), polled); err != nil {
+		if err := r.changeMembers(rec, polled); err != nil {
 			r.logger.Warn("changing the members", "error", err)
 		}
 		r.balance(rec, polled)
 	}
+}
+
+// changeMembers brings the group a step nearer to its record, but not while it is
+// being rolled back: who is prepared then is to stay.
+func (r *replica) changeMembers(rec *meta.Shard, polled map[raft.ServerID]transport.TermAnswer) error {
+	r.rollback.members.Lock()
+	defer r.rollback.members.Unlock()
+	if r.machine.Header().Fence != 0 {
+		return nil
+	}
+	return r.reconcileMembers(membersOf(rec), polled)
 }
 
 // purgeRounds is for how many looks the leader goes on with ticks after its own

@@ -77,6 +77,7 @@ type replica struct {
 	// balanceSince is when this leader was first seen not to be the preferred
 	// one; owned by the check loop.
 	balanceSince time.Time
+	rollback     rollbackWork
 	// alone: no files of older generations are left beside this one's.
 	alone bool
 }
@@ -219,7 +220,7 @@ func (r *replica) openStore() error {
 	if err != nil {
 		return fmt.Errorf("opening %s: %w", name, err)
 	}
-	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed, OnBarrier: r.barrierPassed}); err != nil {
+	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed, OnBarrier: r.barrierPassed, OnRollback: r.rollBack}); err != nil {
 		return errors.Join(err, store.Close())
 	}
 	r.passedBarrier.Store(r.machine.Header().Barrier)
@@ -336,7 +337,7 @@ func (r *replica) machineFailed(err error) {
 		return
 	}
 	var unreadable *raftfsm.UnreadableCommand
-	if errors.Is(err, base.ErrCorrupt) && !errors.As(err, &unreadable) {
+	if (errors.Is(err, base.ErrCorrupt) || errors.Is(err, base.ErrDamaged)) && !errors.As(err, &unreadable) {
 		r.damaged(err)
 		return
 	}

@@ -53,6 +53,9 @@ func StartCheckpointTxn(v *View, nowMs uint64, spec CheckpointSpec) (broadcast.T
 	if r := v.RunningCheckpoint(); r != nil {
 		return broadcast.Txn{}, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is running", r.Number))
 	}
+	if err := refuseDuringRollback(v); err != nil {
+		return broadcast.Txn{}, nil, err
+	}
 	shards := slices.Clone(v.Shards())
 	if len(shards) == 0 || len(shards) > MaxCheckpointShards {
 		return broadcast.Txn{}, nil, conflict("shards", fmt.Sprintf("a checkpoint has 1 to %d shards, there are %d", MaxCheckpointShards, len(shards)))

@@ -23,6 +23,8 @@ type checkpointTables struct {
 	// contents is ordered by (SHA-256, size, number of the object, offset).
 	contents *btree.Map[string, content]
 	plans    *btree.Map[uint64, *DeletePlan]
+	// rollbacks is ordered by (operation, group).
+	rollbacks *btree.Map[string, *RollbackShard]
 }
 
 // content is a piece of an object.
@@ -40,6 +42,7 @@ func newCheckpointTables() checkpointTables {
 		byKey:       btree.NewMap[string, *Object](tableDegree),
 		contents:    btree.NewMap[string, content](tableDegree),
 		plans:       btree.NewMap[uint64, *DeletePlan](tableDegree),
+		rollbacks:   btree.NewMap[string, *RollbackShard](tableDegree),
 	}
 }
 
@@ -59,6 +62,9 @@ func (t *checkpointTables) publish(old checkpointTables, dirty kindSet) checkpoi
 	}
 	if dirty&hasPlans != 0 {
 		old.plans = t.plans.Copy()
+	}
+	if dirty&hasRollbacks != 0 {
+		old.rollbacks = t.rollbacks.Copy()
 	}
 	return old
 }
@@ -121,6 +127,15 @@ func (t *checkpointTables) set(kind, rest string, value []byte, rev base.Revisio
 		err := decode(kind, value, rec)
 		t.shardsOf.Set(numbersKey(n, g), rec)
 		return hasCheckpointShards, true, same(err, [2]uint64{n, g}, [2]uint64{rec.Checkpoint, uint64(rec.Group)})
+	case kindRollbackShard:
+		rec := &RollbackShard{Revision: rev}
+		var n, g uint64
+		if err := parseIDs(rest, &n, &g); err != nil {
+			return 0, true, err
+		}
+		err := decode(kind, value, rec)
+		t.rollbacks.Set(numbersKey(n, g), rec)
+		return hasRollbacks, true, same(err, [2]uint64{n, g}, [2]uint64{rec.Operation, uint64(rec.Group)})
 	case kindCheckpointUses:
 		rec := &objectUse{revision: rev}
 		var n, g, p uint64
@@ -209,6 +224,10 @@ func (t *checkpointTables) remove(kind, rest string) (k kindSet, ok bool, err er
 		err = parseIDs(rest, &n, &g, &p)
 		t.usesOf.Delete(numbersKey(n, g, p))
 		return hasCheckpointUses, true, err
+	case kindRollbackShard:
+		err = parseIDs(rest, &n, &g)
+		t.rollbacks.Delete(numbersKey(n, g))
+		return hasRollbacks, true, err
 	case kindObject:
 		n, err = parseID(rest)
 		t.dropObject(n)

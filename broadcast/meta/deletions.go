@@ -214,6 +214,9 @@ func DeleteCheckpointTxn(v *View, nowMs, number uint64) (broadcast.Txn, error) {
 	case c.Phase == CheckpointDeleting:
 		return broadcast.Txn{}, nil
 	}
+	if r := v.RunningRollback(); r != nil && r.Checkpoint == number {
+		return broadcast.Txn{}, refuseDuringRollback(v)
+	}
 	p := newPlanning(v, nowMs)
 	next := *c
 	next.Phase, next.UpdatedMs = CheckpointDeleting, max(nowMs, c.UpdatedMs)

@@ -42,4 +42,7 @@
 //	     its attempt has ended, and no attempt is given twice (ME1).
 //	ME9  Every object that a running or completed checkpoint uses is in the
 //	     registry, and every object of the registry is used by some checkpoint.
+//	ME10 At most one rollback runs, and no checkpoint beside it. Until it ends the
+//	     checkpoint that it goes back to is retained. The incarnation and the epochs
+//	     of all shards change with the end of the last session, in one transaction.
 package meta

@@ -43,6 +43,8 @@ const (
 	kindCheckpointUses  = "checkpoint-uses"
 	kindObject          = "object"
 	kindDeletePlan      = "delete-plan"
+
+	kindRollbackShard = "rollback-shard"
 )
 
 // The counters.

@@ -50,6 +50,8 @@ func goldenRecords() map[string]struct {
 		"object": {kindObject, &Object{Number: 17 << objectPlaceBits, Key: "00ff/" + sumOf("pack").String() + ".17", Size: 100,
 			Parts: []ObjectPart{{SHA256: sumOf("a"), Length: 60}, {SHA256: sumOf("b"), Offset: 60, Length: 40}}}},
 		"delete-plan": {kindDeletePlan, &DeletePlan{ID: 5, Keys: []string{"00ff/checkpoints/0000000012/_metadata", "00ff/" + sumOf("pack").String() + ".17"}, CreatedMs: 1_700_000_000_003, Why: "checkpoint 12"}},
+		"rollback-shard": {kindRollbackShard, &RollbackShard{Operation: 9, Group: 3, Epoch: 5, Bytes: 700, State: RollbackShardFenced,
+			Prepared: []base.ReplicaID{"n1.1", "n2.4"}, Problem: "node n3: the object store is away", UpdatedMs: 1_700_000_000_004}},
 	}
 }
 
@@ -125,6 +127,8 @@ func TestViewRefusesUnreadableMetadata(t *testing.T) {
 		"meta/checkpoint-shard/0000000000000001/0000000000000001":                  base.ErrCorrupt,
 		"meta/checkpoint-uses/0000000000000001/0000000000000001/1":                 base.ErrCorrupt,
 		"meta/delete-plan/": base.ErrCorrupt,
+		"meta/rollback-shard/0000000000000001":                  base.ErrCorrupt,
+		"meta/rollback-shard/0000000000000001/0000000000000001": base.ErrCorrupt,
 	} {
 		w := founded(t)
 		w.view()

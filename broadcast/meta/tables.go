@@ -25,6 +25,7 @@ const (
 	hasCheckpointUses
 	hasObjects
 	hasPlans
+	hasRollbacks
 )
 
 // publish returns the tables with copies of those in dirty, and old's for the

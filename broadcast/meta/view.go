@@ -182,6 +182,9 @@ func (v *View) Operation(id uint64) *Operation { o, _ := v.operations.Get(id); r
 // Operations returns all operations that are kept, oldest first.
 func (v *View) Operations() []*Operation { return v.operations.Values() }
 
+// NextOperationID is the number that the next operation will have.
+func (v *View) NextOperationID() uint64 { return v.next(counterOperation) }
+
 // NextSessionID is the smallest id that a new session may have.
 func (v *View) NextSessionID() base.SessionID { return base.SessionID(v.next(counterSession)) }
 

@@ -122,6 +122,9 @@ type Coordinator struct {
 	// running is the checkpoint that was last seen running, from runningSince on.
 	running      uint64
 	runningSince time.Duration
+	// rolling is the rollback that was last seen running, from rollingSince on.
+	rolling      uint64
+	rollingSince time.Duration
 	// downSince is since when nodes seem down.
 	downSince map[base.NodeID]time.Duration
 
@@ -186,6 +189,8 @@ func (c *Coordinator) Step(in Input) []Action {
 	}
 	if r := v.RunningCheckpoint(); r != nil {
 		c.lead(&in, r, propose, &out)
+	} else if r := v.RunningRollback(); r != nil {
+		c.rollBack(&in, r, propose)
 	} else {
 		if v.DeletionsPending() {
 			txn, err := meta.PlanDeletionsTxn(v, in.WallMs)

@@ -27,4 +27,6 @@
 //	     decide; a checkpoint completes only after it is known to be durable.
 //	CK4  The uploader of a shard stays as long as its node lives and holds a
 //	     replica, so that what it has uploaded is used again.
+//	CK5  A rollback goes on from phase to phase under whoever leads; it ends at its
+//	     timeout only while no shard can have been fenced.
 package checkpoint

@@ -1,0 +1,192 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/keelstate/keelstate/broadcast"
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/base"
+)
+
+// A rollback of the live cluster goes forward: a new incarnation begins with what
+// the shards had at a checkpoint. The operation is in the metadata; its leader
+// (package checkpoint) brings it from phase to phase, the replicas do their part by
+// what the records say (rollbackreplica.go).
+
+// rollbackTimeout bounds the preparation unless the caller says otherwise.
+const rollbackTimeout = 30 * time.Minute
+
+// RollbackShard is a shard within a rollback.
+type RollbackShard struct {
+	Group  base.GroupID
+	Lo, Hi int
+	// Bytes are those of the shard in the checkpoint.
+	Bytes int64
+	State meta.RollbackShardState
+	// Replicas are the nodes that hold the shard, Leader the one that leads it as far
+	// as is known, Prepared those that are prepared.
+	Replicas, Prepared []base.NodeID
+	Leader             base.NodeID
+	// Problem is what a replica waits for.
+	Problem string
+}
+
+// RollbackInfo is a rollback as the metadata show it; of a plan nothing is under
+// way, and Operation and Phase are empty.
+type RollbackInfo struct {
+	Operation   uint64
+	Checkpoint  uint64
+	Phase       string
+	Error       string
+	Incarnation base.Incarnation
+	// Shards are empty once it has ended.
+	Shards []RollbackShard
+
+	revision base.Revision
+}
+
+// Ended says that nothing of the rollback is to come; Failed that it was given up,
+// and nothing has changed.
+func (i *RollbackInfo) Ended() bool  { return i.Phase == meta.PhaseDone || i.Failed() }
+func (i *RollbackInfo) Failed() bool { return i.Phase == meta.PhaseFailed }
+
+func (n *Node) rollbackInfo(v *meta.View, r *meta.Rollback) *RollbackInfo {
+	info := &RollbackInfo{Operation: r.ID, Checkpoint: r.Checkpoint, Phase: r.Phase, Error: r.Error, Incarnation: r.Incarnation, revision: r.Revision}
+	for _, s := range v.RollbackShards(r.ID) {
+		if rec := v.Shard(s.Group); rec != nil {
+			info.Shards = append(info.Shards, n.rollbackShard(rec, s))
+		}
+		info.revision = max(info.revision, s.Revision)
+	}
+	return info
+}
+
+func (n *Node) rollbackShard(rec *meta.Shard, s *meta.RollbackShard) RollbackShard {
+	out := RollbackShard{Group: rec.ID, Lo: rec.Lo, Hi: rec.Hi, Bytes: s.Bytes, State: s.State, Problem: s.Problem, Leader: n.leaderHint(rec.ID)}
+	for _, rep := range rec.Replicas {
+		out.Replicas = append(out.Replicas, rep.Node)
+		for _, p := range s.Prepared {
+			if p == rep.ReplicaID {
+				out.Prepared = append(out.Prepared, rep.Node)
+			}
+		}
+	}
+	return out
+}
+
+// PlanRollback says what a rollback would do, or why it would be refused.
+func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, error) {
+	s, err := n.objects()
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.sync(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := meta.CheckRollback(v, number); err != nil {
+		return nil, fmt.Errorf("planning a rollback: %w", err)
+	}
+	info := &RollbackInfo{Checkpoint: number, Incarnation: v.Cluster().Incarnation + 1}
+	for _, rec := range v.Shards() {
+		bytes := v.CheckpointShard(number, rec.ID).Report.FullBytes
+		info.Shards = append(info.Shards, n.rollbackShard(rec, &meta.RollbackShard{Bytes: bytes, State: meta.RollbackShardServing}))
+	}
+	return info, nil
+}
+
+// Rollback takes the cluster back to a checkpoint, and calls fn at once and
+// whenever something of it has changed, the last time when it has ended. If a
+// rollback to that checkpoint runs, it is followed. It goes on if ctx ends or fn
+// fails. A timeout of 0 is the default; it counts until the shards are fenced.
+func (n *Node) Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*RollbackInfo) error) error {
+	s, err := n.objects()
+	if err != nil {
+		return err
+	}
+	if timeout <= 0 {
+		timeout = rollbackTimeout
+	}
+	var id uint64
+	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		if r := v.RunningRollback(); r != nil && r.Checkpoint == number {
+			id = r.ID
+			return broadcast.Txn{}, nil
+		}
+		txn, op, err := meta.StartRollbackTxn(v, n.wallMs(), number, uint64(timeout.Milliseconds()))
+		if err == nil {
+			id = op.ID
+		}
+		return txn, err
+	})
+	if err != nil {
+		return fmt.Errorf("starting a rollback: %w", err)
+	}
+	return n.followRollback(ctx, id, fn)
+}
+
+func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackInfo) error) error {
+	var last base.Revision
+	for {
+		changed := n.changes.wait()
+		v, err := n.metaView()
+		if err != nil {
+			return err
+		}
+		r := v.Rollback(id)
+		if r == nil && v.NextOperationID() > id {
+			return fmt.Errorf("rollback %d: %w", id, base.ErrNotFound)
+		}
+		if r != nil {
+			info := n.rollbackInfo(v, r)
+			if info.revision != last {
+				last = info.revision
+				if err := fn(info); err != nil {
+					return err
+				}
+			}
+			if info.Ended() {
+				return nil
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("following rollback %d, which goes on: %w: %w", id, base.ErrDeadline, ctx.Err())
+		case <-n.ctx.Done():
+			return base.ErrShuttingDown
+		}
+	}
+}
+
+// AbortRollback gives up the rollback that runs, as long as no shard can have been
+// fenced; later it is refused with base.ErrConflict. base.ErrNotFound if none runs.
+func (n *Node) AbortRollback(ctx context.Context) (*RollbackInfo, error) {
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
+	}
+	var id uint64
+	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+		if r := v.RunningRollback(); r != nil {
+			id = r.ID
+		} else if id == 0 {
+			return broadcast.Txn{}, &base.Error{Cause: base.ErrNotFound, Ordinal: -1, Hint: "no rollback is running"}
+		}
+		return meta.AbortRollbackTxn(v, n.wallMs(), id, "given up by an operator")
+	})
+	if err != nil {
+		return nil, fmt.Errorf("giving up a rollback: %w", err)
+	}
+	v, err := s.sync(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r := v.Rollback(id); r != nil {
+		return n.rollbackInfo(v, r), nil
+	}
+	return nil, errors.Join(base.ErrNotFound, fmt.Errorf("rollback %d is not kept", id))
+}
