@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/keelstate/keelstate/broadcast"
@@ -136,6 +137,10 @@ func (n *Node) forwardInit(ctx context.Context, to base.NodeID, spec FoundSpec) 
 	for {
 		var a admitted
 		raw, err := n.transport.Call(ctx, to, methodAdmission, msg)
+		var refused *base.Error
+		if errors.As(err, &refused) && refused.Field == "restore" {
+			return nil, err // the founder can be reached, and says what is wrong with the checkpoint
+		}
 		if err == nil {
 			if err = json.Unmarshal(raw, &a); err != nil || a.Reply == nil {
 				return nil, fmt.Errorf("reading the founder's reply: %v: %w", err, base.ErrInternal)
@@ -366,15 +371,30 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 			failpoint.Hit("cluster.found.before-place")
 			return n.place(ctx, s, op, spec)
 		}
+		serve := 0
 		for _, rec := range v.Shards() {
-			if n.leaderHint(rec.ID) == "" {
-				return nil // it is still being elected
+			if n.leaderHint(rec.ID) != "" {
+				serve++
 			}
+		}
+		if serve < len(v.Shards()) { // the others are being restored or elected
+			return n.noteProgress(ctx, s, op, spec, serve)
 		}
 		failpoint.Hit("cluster.found.before-done")
 		return n.advance(ctx, s, op, meta.PhaseDone, "")
 	}
 	return nil
+}
+
+// restoreProgress begins what a founding that restores says while nothing is wrong.
+const restoreProgress = "restoring: "
+
+// noteProgress tells how far a restore is, unless it waits for something.
+func (n *Node) noteProgress(ctx context.Context, s *system, op *meta.Operation, spec meta.FoundingSpec, serve int) error {
+	if spec.Restore == nil || op.Error != "" && !strings.HasPrefix(op.Error, restoreProgress) {
+		return nil
+	}
+	return n.advance(ctx, s, op, op.Phase, fmt.Sprintf("%s%d of %d shards serve", restoreProgress, serve, spec.Shards))
 }
 
 func (n *Node) advance(ctx context.Context, s *system, op *meta.Operation, phase, problem string) error {

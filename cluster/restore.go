@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/internal/base"
@@ -27,6 +28,13 @@ import (
 type restorePlans struct {
 	sync.Mutex
 	looks map[string]*restoreLook
+	// failed are the replicas that could not be made of the checkpoint.
+	failed map[base.GroupID]failedSeed
+}
+
+type failedSeed struct {
+	at time.Time
+	notSeeded
 }
 
 type restoreLook struct {

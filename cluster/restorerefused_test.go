@@ -260,7 +260,7 @@ func TestRestoreWaitsForTheObjectStore(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if reply.Phase != meta.PhaseFoundPlace || !strings.Contains(reply.Problem, says) || !strings.Contains(reply.Problem, "on node n1") {
+				if reply.Phase != meta.PhaseFoundPlace || !strings.Contains(reply.Problem, says) || !strings.Contains(reply.Problem, object) || !strings.Contains(reply.Problem, "on node n1") {
 					return fmt.Errorf("%+v", reply)
 				}
 				return ctx.Err()

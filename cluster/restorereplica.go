@@ -101,6 +101,10 @@ type notSeeded struct{ text string }
 
 func (e *notSeeded) Error() string { return e.text }
 
+// seedPause is at least between two attempts to make a replica of a checkpoint:
+// each reads again what was fetched before.
+const seedPause = 3 * time.Second
+
 // seed makes the first replica of a shard that comes from a checkpoint: it ends
 // with a snapshot in the snapshot store, of which the restart rules make the store
 // (checkRestart). Until that is there, and it comes by one rename, the replica has
@@ -136,11 +140,24 @@ func (r *replica) seed(rec *meta.Shard, self meta.Replica) error {
 		// The checkpoint belongs to somebody else, who may have deleted it by now.
 		return fmt.Errorf("the replica was not restored before the cluster was founded: %w", base.ErrDamaged)
 	}
+	start, failed := time.Now(), &r.node.restores
+	failed.Lock()
+	before, tried := failed.failed[r.id]
+	failed.Unlock()
+	if tried && start.Sub(before.at) < seedPause {
+		return &before.notSeeded
+	}
 	problem := fmt.Sprintf("shard %s on node %s: ", r.id, r.opts.NodeID)
-	start := time.Now()
 	if err := r.buildSeed(r.ctx, rec, spec); err != nil {
+		why := notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err)}
+		failed.Lock()
+		if failed.failed == nil {
+			failed.failed = map[base.GroupID]failedSeed{}
+		}
+		failed.failed[r.id] = failedSeed{time.Now(), why}
+		failed.Unlock()
 		r.node.noteRestore(problem, err.Error())
-		return &notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err)}
+		return &why
 	}
 	r.node.noteRestore(problem, "")
 	r.logger.Info("restored from a checkpoint", "checkpoint", spec.Restore.Key, "index", rec.Seed.Index, "took", time.Since(start))
@@ -225,7 +242,7 @@ func statesOf(c *snapshot.Checkpoint) map[engine.FamilyID]bool {
 	return out
 }
 
-// source is a shard of a checkpoint on this disk.
+// fetchedSource is a shard of a checkpoint on this disk.
 type fetchedSource struct {
 	manifest *snapshot.Manifest
 	dir      string

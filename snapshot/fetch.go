@@ -58,7 +58,7 @@ func Fetch(ctx context.Context, src Source, m *Manifest, dir string, o FetchOpti
 	for i := range m.Files {
 		g.Go(func() error {
 			if err := f.file(gctx, &m.Files[i]); err != nil {
-				return fmt.Errorf("fetching file %s: %w", m.Files[i].Name, err)
+				return fmt.Errorf("fetching file %s: %w", m.Files[i].where(), err)
 			}
 			failpoint.Hit("snapshot.fetch.file-done")
 			return nil

@@ -166,6 +166,14 @@ func (f *File) placed() bool {
 	return f.Length == f.Size && f.Offset >= 0 && f.Offset+f.Length >= f.Offset && objectstore.CheckKey(f.Object) == nil
 }
 
+// where names the file, and the object in which it lies if it lies in one.
+func (f *File) where() string {
+	if f.Object == "" {
+		return f.Name
+	}
+	return f.Name + " from object " + f.Object
+}
+
 // validate checks what holds for every manifest (SN1).
 func (m *Manifest) validate() error {
 	switch {

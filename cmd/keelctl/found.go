@@ -56,6 +56,7 @@ as it is; it is needed until the cluster is founded.`,
 	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
 	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
 	f.StringVar(&req.Restore, "restore", "", "checkpoint to begin with: its uri as keelctl checkpoint show prints it, CLUSTER/NUMBER, or CLUSTER/latest")
+	f.BoolVar(&req.Claim, "claim", false, "make the checkpoint the new cluster's to delete (not supported yet: it is refused)")
 	f.BoolVar(&req.DryRun, "dry-run", false, "print what --restore would do, and do nothing")
 	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
 	return c
