@@ -251,7 +251,8 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 	d, dir := onSmallDisk(t)
 	s := openNumbered(t, d, dir)
 	filler := filepath.Join(filepath.Dir(dir), "filler")
-	n, reopened, checkpoints := uint64(0), 0, 0
+	n, reopened := uint64(0), 0
+	var checkpoints atomic.Int64
 	for round := range *fullRounds {
 		// What is written, and what a flush said to be durable.
 		var last, durable atomic.Uint64
@@ -290,7 +291,7 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 					t.Errorf("round %d: a checkpoint has batch %d, %d was written before it", round, got, before)
 				}
 				_ = c.Close()
-				checkpoints++
+				checkpoints.Add(1)
 			}
 			_ = os.RemoveAll(copied)
 		})
@@ -323,7 +324,12 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 			case <-time.After(d):
 			}
 		}
-		wait(100 * time.Millisecond)
+		before, deadline := checkpoints.Load(), time.Now().Add(20*time.Second)
+		for wait(100 * time.Millisecond); checkpoints.Load() == before && !ended; wait(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("round %d: no checkpoint beside the writes", round)
+			}
+		}
 		fill(t, filler)
 		wait(time.Duration(round*37%700) * time.Millisecond)
 		failed := s.Stats().Failed
@@ -357,9 +363,9 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 		}
 		n = got
 	}
-	t.Logf("%d rounds, opened again %d times for a full disk, %d checkpoints", *fullRounds, reopened, checkpoints)
-	if reopened == 0 || checkpoints == 0 {
-		t.Error("the test has not met what it is about")
+	t.Logf("%d rounds, opened again %d times for a full disk, %d checkpoints", *fullRounds, reopened, checkpoints.Load())
+	if reopened == 0 {
+		t.Error("no round met the full disk")
 	}
 	must(t, s.Close())
 }
