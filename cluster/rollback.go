@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -162,6 +161,31 @@ func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackI
 	}
 }
 
+// RollbackStatus shows a rollback that is kept, or with 0 the one that runs;
+// base.ErrNotFound if there is none.
+func (n *Node) RollbackStatus(ctx context.Context, operation uint64) (*RollbackInfo, error) {
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.sync(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := v.RunningRollback()
+	if operation != 0 {
+		r = v.Rollback(operation)
+	}
+	if r == nil {
+		return nil, noRollback()
+	}
+	return n.rollbackInfo(v, r), nil
+}
+
+func noRollback() error {
+	return &base.Error{Cause: base.ErrNotFound, Field: "operation", Ordinal: -1, Hint: "no such rollback is running or kept"}
+}
+
 // AbortRollback gives up the rollback that runs, as long as no shard can have been
 // fenced; later it is refused with base.ErrConflict. base.ErrNotFound if none runs.
 func (n *Node) AbortRollback(ctx context.Context) (*RollbackInfo, error) {
@@ -174,19 +198,12 @@ func (n *Node) AbortRollback(ctx context.Context) (*RollbackInfo, error) {
 		if r := v.RunningRollback(); r != nil {
 			id = r.ID
 		} else if id == 0 {
-			return broadcast.Txn{}, &base.Error{Cause: base.ErrNotFound, Ordinal: -1, Hint: "no rollback is running"}
+			return broadcast.Txn{}, noRollback()
 		}
 		return meta.AbortRollbackTxn(v, n.wallMs(), id, "given up by an operator")
 	})
 	if err != nil {
 		return nil, fmt.Errorf("giving up a rollback: %w", err)
 	}
-	v, err := s.sync(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if r := v.Rollback(id); r != nil {
-		return n.rollbackInfo(v, r), nil
-	}
-	return nil, errors.Join(base.ErrNotFound, fmt.Errorf("rollback %d is not kept", id))
+	return n.RollbackStatus(ctx, id)
 }

@@ -861,6 +861,338 @@ func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
 	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{10}
 }
 
+type RollBackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // of the checkpoint
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	TimeoutMs     uint64                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // until shards stop their writes; 0 for the default
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollBackRequest) Reset() {
+	*x = RollBackRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollBackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollBackRequest) ProtoMessage() {}
+
+func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollBackRequest.ProtoReflect.Descriptor instead.
+func (*RollBackRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RollBackRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *RollBackRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+func (x *RollBackRequest) GetTimeoutMs() uint64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type RollbackShard struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Range         *Range                 `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`      // of the shard in the checkpoint
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`       // serving, fenced, swapped, open
+	Replicas      []string               `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"` // node ids
+	Prepared      []string               `protobuf:"bytes,6,rep,name=prepared,proto3" json:"prepared,omitempty"` // those that have what the shard had at the checkpoint
+	Leader        string                 `protobuf:"bytes,7,opt,name=leader,proto3" json:"leader,omitempty"`     // node id; empty if not known
+	Problem       string                 `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`   // what a replica waits for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackShard) Reset() {
+	*x = RollbackShard{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackShard) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackShard) ProtoMessage() {}
+
+func (x *RollbackShard) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackShard.ProtoReflect.Descriptor instead.
+func (*RollbackShard) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RollbackShard) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RollbackShard) GetRange() *Range {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
+func (x *RollbackShard) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RollbackShard) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RollbackShard) GetReplicas() []string {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *RollbackShard) GetPrepared() []string {
+	if x != nil {
+		return x.Prepared
+	}
+	return nil
+}
+
+func (x *RollbackShard) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *RollbackShard) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type Rollback struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     uint64                 `protobuf:"varint,1,opt,name=operation,proto3" json:"operation,omitempty"`     // 0 of a plan
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`           // of the checkpoint
+	Phase         string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`              // prepare, fence, swap, open, done, failed
+	Ended         bool                   `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`             // done or failed
+	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`              // why it failed
+	Incarnation   uint64                 `protobuf:"varint,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the cluster afterwards
+	Shards        []*RollbackShard       `protobuf:"bytes,7,rep,name=shards,proto3" json:"shards,omitempty"`            // none once it has ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rollback) Reset() {
+	*x = Rollback{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rollback) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rollback) ProtoMessage() {}
+
+func (x *Rollback) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rollback.ProtoReflect.Descriptor instead.
+func (*Rollback) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *Rollback) GetOperation() uint64 {
+	if x != nil {
+		return x.Operation
+	}
+	return 0
+}
+
+func (x *Rollback) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Rollback) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Rollback) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *Rollback) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Rollback) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Rollback) GetShards() []*RollbackShard {
+	if x != nil {
+		return x.Shards
+	}
+	return nil
+}
+
+type GetRollbackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Operation     uint64                 `protobuf:"varint,1,opt,name=operation,proto3" json:"operation,omitempty"` // 0 for the one that runs
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetRollbackRequest) Reset() {
+	*x = GetRollbackRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetRollbackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetRollbackRequest) ProtoMessage() {}
+
+func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetRollbackRequest.ProtoReflect.Descriptor instead.
+func (*GetRollbackRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetRollbackRequest) GetOperation() uint64 {
+	if x != nil {
+		return x.Operation
+	}
+	return 0
+}
+
+type AbortRollbackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbortRollbackRequest) Reset() {
+	*x = AbortRollbackRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbortRollbackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbortRollbackRequest) ProtoMessage() {}
+
+func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbortRollbackRequest.ProtoReflect.Descriptor instead.
+func (*AbortRollbackRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+}
+
 var File_keelstate_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
@@ -938,13 +1270,41 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\bfindings\x18\x06 \x03(\v2\x1f.keelstate.v1.CheckpointFindingR\bfindings\"1\n" +
 	"\x17DeleteCheckpointRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\"\x1a\n" +
-	"\x18DeleteCheckpointResponse2\xdb\x03\n" +
+	"\x18DeleteCheckpointResponse\"a\n" +
+	"\x0fRollBackRequest\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\"\xe6\x01\n" +
+	"\rRollbackShard\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
+	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x1a\n" +
+	"\breplicas\x18\x05 \x03(\tR\breplicas\x12\x1a\n" +
+	"\bprepared\x18\x06 \x03(\tR\bprepared\x12\x16\n" +
+	"\x06leader\x18\a \x01(\tR\x06leader\x12\x18\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\"\xd9\x01\n" +
+	"\bRollback\x12\x1c\n" +
+	"\toperation\x18\x01 \x01(\x04R\toperation\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x14\n" +
+	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x14\n" +
+	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\x04R\vincarnation\x123\n" +
+	"\x06shards\x18\a \x03(\v2\x1b.keelstate.v1.RollbackShardR\x06shards\"2\n" +
+	"\x12GetRollbackRequest\x12\x1c\n" +
+	"\toperation\x18\x01 \x01(\x04R\toperation\"\x16\n" +
+	"\x14AbortRollbackRequest2\xb6\x05\n" +
 	"\vCheckpoints\x12U\n" +
 	"\x10CreateCheckpoint\x12%.keelstate.v1.CreateCheckpointRequest\x1a\x18.keelstate.v1.Checkpoint0\x01\x12^\n" +
 	"\x0fListCheckpoints\x12$.keelstate.v1.ListCheckpointsRequest\x1a%.keelstate.v1.ListCheckpointsResponse\x12M\n" +
 	"\rGetCheckpoint\x12\".keelstate.v1.GetCheckpointRequest\x1a\x18.keelstate.v1.Checkpoint\x12c\n" +
 	"\x10VerifyCheckpoint\x12%.keelstate.v1.VerifyCheckpointRequest\x1a&.keelstate.v1.VerifyCheckpointProgress0\x01\x12a\n" +
-	"\x10DeleteCheckpoint\x12%.keelstate.v1.DeleteCheckpointRequest\x1a&.keelstate.v1.DeleteCheckpointResponseB<Z:github.com/keelstate/keelstate/api/keelstatepb;keelstatepbb\x06proto3"
+	"\x10DeleteCheckpoint\x12%.keelstate.v1.DeleteCheckpointRequest\x1a&.keelstate.v1.DeleteCheckpointResponse\x12C\n" +
+	"\bRollBack\x12\x1d.keelstate.v1.RollBackRequest\x1a\x16.keelstate.v1.Rollback0\x01\x12G\n" +
+	"\vGetRollback\x12 .keelstate.v1.GetRollbackRequest\x1a\x16.keelstate.v1.Rollback\x12K\n" +
+	"\rAbortRollback\x12\".keelstate.v1.AbortRollbackRequest\x1a\x16.keelstate.v1.RollbackB<Z:github.com/keelstate/keelstate/api/keelstatepb;keelstatepbb\x06proto3"
 
 var (
 	file_keelstate_v1_checkpoint_proto_rawDescOnce sync.Once
@@ -958,7 +1318,7 @@ func file_keelstate_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_checkpoint_proto_rawDescData
 }
 
-var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_keelstate_v1_checkpoint_proto_goTypes = []any{
 	(*CreateCheckpointRequest)(nil),  // 0: keelstate.v1.CreateCheckpointRequest
 	(*CheckpointShard)(nil),          // 1: keelstate.v1.CheckpointShard
@@ -971,28 +1331,41 @@ var file_keelstate_v1_checkpoint_proto_goTypes = []any{
 	(*VerifyCheckpointProgress)(nil), // 8: keelstate.v1.VerifyCheckpointProgress
 	(*DeleteCheckpointRequest)(nil),  // 9: keelstate.v1.DeleteCheckpointRequest
 	(*DeleteCheckpointResponse)(nil), // 10: keelstate.v1.DeleteCheckpointResponse
-	(*Range)(nil),                    // 11: keelstate.v1.Range
+	(*RollBackRequest)(nil),          // 11: keelstate.v1.RollBackRequest
+	(*RollbackShard)(nil),            // 12: keelstate.v1.RollbackShard
+	(*Rollback)(nil),                 // 13: keelstate.v1.Rollback
+	(*GetRollbackRequest)(nil),       // 14: keelstate.v1.GetRollbackRequest
+	(*AbortRollbackRequest)(nil),     // 15: keelstate.v1.AbortRollbackRequest
+	(*Range)(nil),                    // 16: keelstate.v1.Range
 }
 var file_keelstate_v1_checkpoint_proto_depIdxs = []int32{
-	11, // 0: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
+	16, // 0: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
 	1,  // 1: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
 	2,  // 2: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
 	7,  // 3: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
-	0,  // 4: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
-	3,  // 5: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
-	5,  // 6: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
-	6,  // 7: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
-	9,  // 8: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
-	2,  // 9: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
-	4,  // 10: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
-	2,  // 11: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
-	8,  // 12: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
-	10, // 13: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
-	9,  // [9:14] is the sub-list for method output_type
-	4,  // [4:9] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	16, // 4: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
+	12, // 5: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
+	0,  // 6: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
+	3,  // 7: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
+	5,  // 8: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
+	6,  // 9: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
+	9,  // 10: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
+	11, // 11: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
+	14, // 12: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
+	15, // 13: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
+	2,  // 14: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
+	4,  // 15: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
+	2,  // 16: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
+	8,  // 17: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
+	10, // 18: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
+	13, // 19: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
+	13, // 20: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
+	13, // 21: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
+	14, // [14:22] is the sub-list for method output_type
+	6,  // [6:14] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_checkpoint_proto_init() }
@@ -1007,7 +1380,7 @@ func file_keelstate_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_checkpoint_proto_rawDesc), len(file_keelstate_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,9 @@ const (
 	Checkpoints_GetCheckpoint_FullMethodName    = "/keelstate.v1.Checkpoints/GetCheckpoint"
 	Checkpoints_VerifyCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/VerifyCheckpoint"
 	Checkpoints_DeleteCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/DeleteCheckpoint"
+	Checkpoints_RollBack_FullMethodName         = "/keelstate.v1.Checkpoints/RollBack"
+	Checkpoints_GetRollback_FullMethodName      = "/keelstate.v1.Checkpoints/GetRollback"
+	Checkpoints_AbortRollback_FullMethodName    = "/keelstate.v1.Checkpoints/AbortRollback"
 )
 
 // CheckpointsClient is the client API for Checkpoints service.
@@ -46,6 +49,17 @@ type CheckpointsClient interface {
 	// DeleteCheckpoint no longer retains a completed checkpoint, or forgets a failed
 	// one. Objects that nothing else uses are deleted afterwards.
 	DeleteCheckpoint(ctx context.Context, in *DeleteCheckpointRequest, opts ...grpc.CallOption) (*DeleteCheckpointResponse, error)
+	// RollBack takes the live cluster back to a completed checkpoint, in a new
+	// incarnation, and follows it: a message at once, and one whenever something has
+	// changed; the last one has ended. The end of the call does not end the rollback.
+	// A rollback to the same checkpoint that runs already is followed. With dry_run
+	// the one message says what would be done.
+	RollBack(ctx context.Context, in *RollBackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollback], error)
+	// GetRollback shows a rollback that runs or has ended.
+	GetRollback(ctx context.Context, in *GetRollbackRequest, opts ...grpc.CallOption) (*Rollback, error)
+	// AbortRollback gives the rollback up that runs. It is refused once shards may
+	// have stopped their writes.
+	AbortRollback(ctx context.Context, in *AbortRollbackRequest, opts ...grpc.CallOption) (*Rollback, error)
 }
 
 type checkpointsClient struct {
@@ -124,6 +138,45 @@ func (c *checkpointsClient) DeleteCheckpoint(ctx context.Context, in *DeleteChec
 	return out, nil
 }
 
+func (c *checkpointsClient) RollBack(ctx context.Context, in *RollBackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Rollback], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Checkpoints_ServiceDesc.Streams[2], Checkpoints_RollBack_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RollBackRequest, Rollback]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_RollBackClient = grpc.ServerStreamingClient[Rollback]
+
+func (c *checkpointsClient) GetRollback(ctx context.Context, in *GetRollbackRequest, opts ...grpc.CallOption) (*Rollback, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Rollback)
+	err := c.cc.Invoke(ctx, Checkpoints_GetRollback_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) AbortRollback(ctx context.Context, in *AbortRollbackRequest, opts ...grpc.CallOption) (*Rollback, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Rollback)
+	err := c.cc.Invoke(ctx, Checkpoints_AbortRollback_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CheckpointsServer is the server API for Checkpoints service.
 // All implementations must embed UnimplementedCheckpointsServer
 // for forward compatibility.
@@ -144,6 +197,17 @@ type CheckpointsServer interface {
 	// DeleteCheckpoint no longer retains a completed checkpoint, or forgets a failed
 	// one. Objects that nothing else uses are deleted afterwards.
 	DeleteCheckpoint(context.Context, *DeleteCheckpointRequest) (*DeleteCheckpointResponse, error)
+	// RollBack takes the live cluster back to a completed checkpoint, in a new
+	// incarnation, and follows it: a message at once, and one whenever something has
+	// changed; the last one has ended. The end of the call does not end the rollback.
+	// A rollback to the same checkpoint that runs already is followed. With dry_run
+	// the one message says what would be done.
+	RollBack(*RollBackRequest, grpc.ServerStreamingServer[Rollback]) error
+	// GetRollback shows a rollback that runs or has ended.
+	GetRollback(context.Context, *GetRollbackRequest) (*Rollback, error)
+	// AbortRollback gives the rollback up that runs. It is refused once shards may
+	// have stopped their writes.
+	AbortRollback(context.Context, *AbortRollbackRequest) (*Rollback, error)
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -168,6 +232,15 @@ func (UnimplementedCheckpointsServer) VerifyCheckpoint(*VerifyCheckpointRequest,
 }
 func (UnimplementedCheckpointsServer) DeleteCheckpoint(context.Context, *DeleteCheckpointRequest) (*DeleteCheckpointResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteCheckpoint not implemented")
+}
+func (UnimplementedCheckpointsServer) RollBack(*RollBackRequest, grpc.ServerStreamingServer[Rollback]) error {
+	return status.Error(codes.Unimplemented, "method RollBack not implemented")
+}
+func (UnimplementedCheckpointsServer) GetRollback(context.Context, *GetRollbackRequest) (*Rollback, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRollback not implemented")
+}
+func (UnimplementedCheckpointsServer) AbortRollback(context.Context, *AbortRollbackRequest) (*Rollback, error) {
+	return nil, status.Error(codes.Unimplemented, "method AbortRollback not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
 func (UnimplementedCheckpointsServer) testEmbeddedByValue()                     {}
@@ -266,6 +339,53 @@ func _Checkpoints_DeleteCheckpoint_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Checkpoints_RollBack_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(RollBackRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(CheckpointsServer).RollBack(m, &grpc.GenericServerStream[RollBackRequest, Rollback]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Checkpoints_RollBackServer = grpc.ServerStreamingServer[Rollback]
+
+func _Checkpoints_GetRollback_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRollbackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).GetRollback(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_GetRollback_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).GetRollback(ctx, req.(*GetRollbackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_AbortRollback_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AbortRollbackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).AbortRollback(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_AbortRollback_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).AbortRollback(ctx, req.(*AbortRollbackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Checkpoints_ServiceDesc is the grpc.ServiceDesc for Checkpoints service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -285,6 +405,14 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "DeleteCheckpoint",
 			Handler:    _Checkpoints_DeleteCheckpoint_Handler,
 		},
+		{
+			MethodName: "GetRollback",
+			Handler:    _Checkpoints_GetRollback_Handler,
+		},
+		{
+			MethodName: "AbortRollback",
+			Handler:    _Checkpoints_AbortRollback_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -295,6 +423,11 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "VerifyCheckpoint",
 			Handler:       _Checkpoints_VerifyCheckpoint_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "RollBack",
+			Handler:       _Checkpoints_RollBack_Handler,
 			ServerStreams: true,
 		},
 	},

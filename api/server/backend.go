@@ -53,6 +53,12 @@ type Backend interface {
 	// VerifyCheckpoint reports bad objects in the verification, not as an error.
 	VerifyCheckpoint(ctx context.Context, number uint64, quick bool, progress func(done, total int)) (*cluster.CheckpointVerification, error)
 	DeleteCheckpoint(ctx context.Context, number uint64) error
+	// Rollback starts or joins one and calls fn at once and whenever it has changed.
+	Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*cluster.RollbackInfo) error) error
+	PlanRollback(ctx context.Context, number uint64) (*cluster.RollbackInfo, error)
+	// RollbackStatus shows an operation, or with 0 the one that runs.
+	RollbackStatus(ctx context.Context, operation uint64) (*cluster.RollbackInfo, error)
+	AbortRollback(ctx context.Context) (*cluster.RollbackInfo, error)
 }
 
 // Scan is an open scan: pages in order, all from one instant.

@@ -22,7 +22,7 @@ const phaseCompleted = "completed"
 func (a *app) checkpointCommand() *cobra.Command {
 	c := &cobra.Command{Use: "checkpoint", Short: "Make and keep checkpoints of the cluster in its object store",
 		Example: "  keelctl checkpoint create\n  keelctl checkpoint list"}
-	c.AddCommand(a.checkpointCreate(), a.checkpointList(), a.checkpointShow(), a.checkpointVerify(), a.checkpointDelete())
+	c.AddCommand(a.checkpointCreate(), a.checkpointList(), a.checkpointShow(), a.checkpointVerify(), a.checkpointRollback(), a.checkpointDelete())
 	return c
 }
 

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
+)
+
+// rollbackFlags are those of checkpoint rollback.
+type rollbackFlags struct {
+	yes, dryRun, abort bool
+	wait, giveUp       time.Duration
+}
+
+func (a *app) checkpointRollback() *cobra.Command {
+	var f rollbackFlags
+	c := &cobra.Command{
+		Use: "rollback NUMBER --yes | --dry-run, or rollback --abort", Short: "Take the live cluster back to a checkpoint; exit 1 if it is given up, 6 if it is not done in time",
+		Args: cobra.MaximumNArgs(1),
+		Long: `rollback takes the whole cluster back to a completed checkpoint. What was written since
+is gone; declared states, nodes and checkpoints stay. First replicas fetch what their
+shards had, beside what they serve. Then all shards stop their writes, go back, and
+open together in a new incarnation: sessions, tokens and requests of the old one are
+refused as rolled back. Reads go on until a shard goes back.
+
+Until the shards stop their writes the rollback can be given up, with --abort, and is
+by itself after --give-up-after; then nothing has changed. Ending the command does not
+end the rollback; the same command follows it again.`,
+		Example:           "  keelctl checkpoint rollback 3 --dry-run\n  keelctl checkpoint rollback 3 --yes\n  keelctl checkpoint rollback --abort",
+		ValidArgsFunction: a.completeCheckpoints,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.abort {
+				if len(args) > 0 || f.dryRun || f.yes {
+					return usage(errors.New("--abort stands alone"))
+				}
+				return a.abortRollback(cmd.Context())
+			}
+			if len(args) != 1 || f.yes && f.dryRun {
+				return usage(errors.New("give the number of a checkpoint, and --yes or --dry-run"))
+			}
+			number, err := checkpointArg(args[0])
+			if err != nil {
+				return err
+			}
+			req := &keelstatepb.RollBackRequest{Number: number, DryRun: f.dryRun, TimeoutMs: uint64(max(f.giveUp, 0).Milliseconds())}
+			if f.dryRun {
+				return a.planRollback(cmd.Context(), req)
+			}
+			if err := a.confirm(f.yes, fmt.Sprintf("rolling the cluster back to checkpoint %d", number), args[0]); err != nil {
+				return err
+			}
+			look := a.timeout
+			if !a.given(cmd, "timeout") {
+				a.timeout = 0
+			}
+			a.boundBy(cmd, f.wait)
+			return a.rollBack(cmd.Context(), req, look)
+		},
+	}
+	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
+	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be done, and do nothing")
+	c.Flags().BoolVar(&f.abort, "abort", false, "give up the rollback that runs, while it can be")
+	c.Flags().DurationVar(&f.wait, "wait", 0, "the longest time to wait, 0 for as long as it takes or a --timeout that is given")
+	c.Flags().DurationVar(&f.giveUp, "give-up-after", 0, "give up if the shards are not prepared by then; 0 for 30m")
+	return c
+}
+
+// startRollback sends the request and takes the first message.
+func (a *app) startRollback(ctx context.Context, req *keelstatepb.RollBackRequest) (*keelstatepb.Rollback, error) {
+	var first *keelstatepb.Rollback
+	err := a.call(ctx, req.GetDryRun(), func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop() // the rollback goes on, and is followed by its operation
+		stream, err := keelstatepb.NewCheckpointsClient(conn).RollBack(ctx, req)
+		if err == nil {
+			first, err = stream.Recv()
+		}
+		return err
+	}, slowCall)
+	return first, err
+}
+
+func (a *app) planRollback(ctx context.Context, req *keelstatepb.RollBackRequest) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	plan, err := a.startRollback(ctx, req)
+	if err != nil {
+		return err
+	}
+	return a.printOne("RollbackPlan", rollbackRecord(plan))
+}
+
+func (a *app) abortRollback(ctx context.Context) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	var last *keelstatepb.Rollback
+	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		last, err = keelstatepb.NewCheckpointsClient(conn).AbortRollback(ctx, &keelstatepb.AbortRollbackRequest{})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return a.printDone("Rollback", rollbackRecord(last))
+}
+
+// rollBack starts or joins a rollback and follows it to its end. look bounds each
+// look.
+func (a *app) rollBack(ctx context.Context, req *keelstatepb.RollBackRequest, look time.Duration) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	last, err := a.startRollback(ctx, req)
+	if err != nil {
+		return err
+	}
+	said := ""
+	for {
+		if line := rollbackProgress(last); line != said {
+			a.prose("%s", line)
+			said = line
+		}
+		if last.GetEnded() || ctx.Err() != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			continue
+		case <-time.After(statusPause):
+		}
+		now, err := a.rollback(ctx, last.GetOperation(), look)
+		switch {
+		case err == nil:
+			last = now
+		case errors.Is(err, keel.ErrNotFound):
+			return err
+		case ctx.Err() == nil:
+			a.prose("rollback to checkpoint %d: %v; trying again", last.GetNumber(), err)
+		}
+	}
+	if err := a.printDone("Rollback", rollbackRecord(last)); err != nil {
+		return err
+	}
+	switch {
+	case !last.GetEnded():
+		return &unhealthy{fmt.Sprintf("the rollback goes on; follow it with: keelctl checkpoint rollback %d --yes", last.GetNumber())}
+	case last.GetPhase() != "done":
+		return keel.NewError(keel.ErrCheckpoint, keel.OutcomeNotApplied, fmt.Sprintf("rollback to checkpoint %d", last.GetNumber()), last.GetError())
+	}
+	return nil
+}
+
+func (a *app) rollback(ctx context.Context, operation uint64, look time.Duration) (*keelstatepb.Rollback, error) {
+	if look > 0 {
+		short, done := context.WithTimeout(ctx, look)
+		defer done()
+		ctx = short
+	}
+	var resp *keelstatepb.Rollback
+	err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		resp, err = keelstatepb.NewCheckpointsClient(conn).GetRollback(ctx, &keelstatepb.GetRollbackRequest{Operation: operation})
+		return err
+	})
+	return resp, err
+}
+
+// rollbackProgress is a rollback in one line.
+func rollbackProgress(r *keelstatepb.Rollback) string {
+	line := fmt.Sprintf("rollback to checkpoint %d: %s", r.GetNumber(), r.GetPhase())
+	states := map[string]int{}
+	prepared, problem := 0, ""
+	for _, s := range r.GetShards() {
+		states[s.GetState()]++
+		prepared += len(s.GetPrepared())
+		if s.GetProblem() != "" && problem == "" {
+			problem = fmt.Sprintf("; shard %d waits: %s", s.GetShard(), s.GetProblem())
+		}
+	}
+	all := len(r.GetShards())
+	switch r.GetPhase() {
+	case "prepare":
+		line += fmt.Sprintf(", %d replicas of %d shards are prepared", prepared, all)
+	case "fence":
+		line += fmt.Sprintf(", %d of %d shards have stopped their writes", states["fenced"], all)
+	case "swap":
+		line += fmt.Sprintf(", %d of %d shards are back", states["swapped"], all)
+	case "open":
+		line += fmt.Sprintf(", %d of %d shards are open", states["open"], all)
+	case "done":
+		line += fmt.Sprintf(", the cluster has incarnation %d", r.GetIncarnation())
+	}
+	if r.GetError() != "" {
+		line += ": " + r.GetError()
+	}
+	return line + problem
+}
+
+func rollbackRecord(r *keelstatepb.Rollback) record {
+	shards := []record{}
+	var bytes uint64
+	for _, s := range r.GetShards() {
+		bytes += s.GetBytes()
+		shards = append(shards, record{{Name: "shard", Value: s.GetShard()}, {Name: "lo", Value: s.GetRange().GetLo()}, {Name: "hi", Value: s.GetRange().GetHi()},
+			{Name: "bytes", Value: s.GetBytes()}, {Name: "state", Value: s.GetState()}, {Name: "replicas", Value: s.GetReplicas()},
+			{Name: "prepared", Value: s.GetPrepared()}, {Name: "leader", Value: s.GetLeader()}, {Name: "problem", Value: s.GetProblem()}})
+	}
+	return record{{Name: "number", Value: r.GetNumber()}, {Name: "operation", Value: r.GetOperation()}, {Name: "phase", Value: r.GetPhase()},
+		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: bytes}, {Name: "shards", Value: shards}}
+}
