@@ -272,6 +272,7 @@ func (l *lane) noteEnded(w *write, attempt uint64, e *Error) {
 
 // finalLocked resolves a write that the shard refused for good.
 func (l *lane) finalLocked(w *write, res *keelstatepb.WriteResult, e *Error) {
+	l.session.client.noteIncarnation(e)
 	w.replayed = res.GetReplayed()
 	if w.maybe && !w.replayed && (e.Code == base.ErrUndeclared.Reason || e.Code == base.ErrIncarnation.Reason) {
 		// The state may have been dropped after an attempt was applied.

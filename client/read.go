@@ -53,6 +53,7 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 		// A stream ends for all its reads, whoever's request it was that broke it:
 		// try again before this one is held to be the one.
 		if ctx.Err() != nil || !readAgain(e) && !(e.stream && n < maxBroken) {
+			c.noteIncarnation(e)
 			return nil, e
 		}
 		wait := max(c.opts.backoff(n), e.RetryAfter)

@@ -67,6 +67,7 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 			}
 			e.Shard, e.Outcome = req.Shard, OutcomeNotApplied
 			if ctx.Err() != nil || !readAgain(e) {
+				c.noteIncarnation(e)
 				yield(nil, e)
 				return
 			}

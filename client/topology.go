@@ -213,6 +213,14 @@ func (n *node) founding(ctx context.Context, err error) error {
 	return err
 }
 
+// noteIncarnation takes in a refusal. After one for the incarnation the calls that
+// follow are to use the new one.
+func (c *Client) noteIncarnation(e *Error) {
+	if e.Code == base.ErrIncarnation.Reason {
+		c.refresh()
+	}
+}
+
 // refresh asks for the topology besides the watch, in the background, after a
 // refusal that says that the client's is old: one node after the other, until
 // one knows a newer one. One refresh runs at a time.

@@ -199,6 +199,7 @@ func (c *Client) bare(ctx context.Context, p *part) (*keelstatepb.WriteResult, *
 		}
 		e.Shard = p.shard
 		if e.Outcome != OutcomeNotApplied || !e.Retryable {
+			c.noteIncarnation(e)
 			return nil, e
 		}
 		wait := max(c.opts.backoff(n), e.RetryAfter)

@@ -190,9 +190,12 @@ func (k *rollingKit) refusesTheOld(old *router, number uint64) {
 	}
 	_, err := leader.Read(k.ctx(), &cluster.ReadRequest{Route: route, Queries: []state.Query{{State: k.values, Kind: state.QueryGet, Key: []byte("key-0")}}})
 	check("a read", err)
-	// A session has ended too: under the new incarnation it is not known.
+	leader.Submit(k.ctx(), route, k.request(1, k.put("key-0", "late")), func(r raftfsm.Result) { done <- r })
+	res := <-done
+	check("a write in a session", res.Failure())
+	// The session has ended too: under the new incarnation it is not known.
 	route = k.routeOf("key-0")
-	req := k.request(1, k.put("key-0", "late"))
+	req := k.request(2, k.put("key-0", "late"))
 	leader.Submit(k.ctx(), route, req, func(r raftfsm.Result) { done <- r })
 	if res := <-done; !errors.Is(res.Failure(), base.ErrSessionEnded) {
 		k.t.Errorf("a write in an old session: %v", res.Failure())

@@ -122,6 +122,9 @@ func (r *replica) admit(ctx context.Context, route Route, req *raftfsm.Request) 
 	if _, err := r.leading(); err != nil {
 		return w, err
 	}
+	if err := r.machine.CheckIncarnation(req); err != nil {
+		return w, err // before its session, which ended with the incarnation
+	}
 	if err := r.node.disk.refuse(req); err != nil {
 		return w, err
 	}

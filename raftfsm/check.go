@@ -118,6 +118,18 @@ func (r *Request) extent() (bytes, items int) {
 	return bytes, items
 }
 
+// CheckIncarnation refuses a request of an incarnation that a rollback has ended,
+// and any while a rollback is under way.
+func (m *Machine) CheckIncarnation(r *Request) error {
+	switch c := &m.header.Load().core; {
+	case c.rollback.fence != 0:
+		return c.fenced()
+	case c.rollback.op != 0 && r.Incarnation < c.incarnation:
+		return c.otherIncarnation(r.Incarnation)
+	}
+	return nil
+}
+
 // CheckRequest refuses what the shard would refuse now by range, epoch,
 // incarnation, declaration, kind or size, before anything is proposed. Apply
 // decides again, so passing it promises nothing (W1).

@@ -145,6 +145,9 @@ func TestRollbackGivesBackTheCheckpointInANewIncarnation(t *testing.T) {
 			r.ok(r.command(fence(4, 3)))
 			r.ok(r.command(fence(4, 3))) // a new leader may say it again
 			refusedAs(t, r.write(inSession(1, 3, put("a", "fenced"))), base.ErrNotReady, "rolling back to checkpoint 3")
+			if err := r.m.CheckIncarnation(inSession(1, 3)); !errors.Is(err, base.ErrNotReady) {
+				t.Error(err)
+			}
 			if o := r.command(raftfsm.AppendDeclare(nil, testDeclarations()[:1])); !errors.Is(o.Err, base.ErrNotReady) {
 				t.Error(o.Err)
 			}
@@ -189,6 +192,12 @@ func TestRollbackGivesBackTheCheckpointInANewIncarnation(t *testing.T) {
 				t.Error("a state that was dropped since the checkpoint is back")
 			}
 			refusedAs(t, r.write(inSession(1, 2, put("a", "later"))), base.ErrIncarnation, "rolled back to checkpoint 3")
+			if err := r.m.CheckIncarnation(inSession(1, 2)); !errors.Is(err, base.ErrIncarnation) {
+				t.Error(err)
+			}
+			if err := r.m.CheckIncarnation(as(4, inSession(1, 2))); err != nil {
+				t.Error(err)
+			}
 			if _, err := r.m.ReadView(0, 1); !errors.Is(err, base.ErrIncarnation) || !strings.Contains(err.Error(), "rolled back to checkpoint 3") {
 				t.Error(err)
 			}
