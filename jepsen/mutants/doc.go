@@ -9,11 +9,13 @@
 //	Breaks  what it does
 //	Sees    what the harness should see of it
 //	Unit    package and -run pattern of tests that hold the rule
-//	By      sim, jepsen or both: which harness can see it at all
+//	By      steps, sim, jepsen: which harnesses can see it at all
 //	Faults  the --faults of a real-process run that it needs; all if missing
 //
-// `make mutants` runs them (command run below). A mutant counts as found when the
-// simulation or a real-process run finds it; a unit test alone is noted as such.
+// `make mutants` runs them (command run below). A mutant counts as found when a
+// simulation (steps: that of the step functions, TestCheckpoints of
+// internal/sim/steps, which a seed repeats exactly; sim: that of the whole cluster) or
+// a real-process run finds it; a unit test alone is noted as such.
 //
 // The package must not know: the product, but as text.
 //

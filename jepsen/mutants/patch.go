@@ -16,8 +16,8 @@ type Mutant struct {
 	Name                string
 	Rule, Breaks, Sees  string
 	UnitPackage, UnitRE string
-	// BySim and ByJepsen say which harness can see it.
-	BySim, ByJepsen bool
+	// BySteps, BySim and ByJepsen say which harness can see it.
+	BySteps, BySim, ByJepsen bool
 	// Faults are for a real-process run; empty for all.
 	Faults string
 
@@ -73,7 +73,7 @@ func Parse(name, text string) (*Mutant, error) {
 	switch {
 	case m.Rule == "" || m.Breaks == "" || m.Sees == "" || m.UnitPackage == "":
 		return nil, fmt.Errorf("the head needs Rule, Breaks, Sees and Unit")
-	case !m.BySim && !m.ByJepsen:
+	case !m.BySteps && !m.BySim && !m.ByJepsen:
 		return nil, fmt.Errorf("By names no harness")
 	}
 	return m, m.diff(lines[k:])
@@ -96,6 +96,8 @@ func (m *Mutant) head(line string) error {
 	case "By":
 		for _, h := range strings.Fields(value) {
 			switch h {
+			case "steps":
+				m.BySteps = true
 			case "sim":
 				m.BySim = true
 			case "jepsen":

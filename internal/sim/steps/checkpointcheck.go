@@ -212,7 +212,6 @@ func (w *checkpoints) checkEnd() {
 		w.problem("deletions are left: %v, %d plans", v.DeletionsPending(), len(v.Plans()))
 	}
 	want := map[string]bool{}
-	v.ScanObjects(func(o *meta.Object) bool { want[o.Key] = true; return true })
 	for key := range w.foreign {
 		want[key] = true
 	}
@@ -221,8 +220,17 @@ func (w *checkpoints) checkEnd() {
 		if c.Phase == meta.CheckpointCompleted {
 			completed++
 			want[snapshot.MetadataKey(checkpointCluster, c.Number)] = true
+			for _, o := range v.CheckpointObjects(c.Number) {
+				want[o.Key] = true
+			}
 		}
 	}
+	v.ScanObjects(func(o *meta.Object) bool {
+		if !want[o.Key] {
+			w.problem("object %s is in the registry and no retained checkpoint uses it", o.Key)
+		}
+		return true
+	})
 	if completed > w.config.Retain {
 		w.problem("%d checkpoints are retained, not %d", completed, w.config.Retain)
 	}

@@ -45,7 +45,7 @@ func (b *book) add(mutant string, e entry) error {
 	fmt.Printf("%-34s %-7s %-10s %7.1f s  seed %-4s %s\n", mutant, e.Detector, e.Verdict, e.Seconds, e.Seed, e.Text)
 	es := slices.DeleteFunc(b.entries[mutant], func(o entry) bool { return o.Detector == e.Detector })
 	es = append(es, e)
-	order := []string{"unit", "sim", "jepsen"}
+	order := []string{"unit", "steps", "sim", "jepsen"}
 	slices.SortStableFunc(es, func(x, y entry) int { return slices.Index(order, x.Detector) - slices.Index(order, y.Detector) })
 	b.entries[mutant] = es
 	return b.save()
@@ -109,7 +109,7 @@ func (b *book) page() string {
 	return fmt.Sprintf(`# Planted bugs, and who found them
 
 Written by %[1]sgo run ./jepsen/mutants/run%[1]s (%[1]smake mutants%[1]s) from %[1]sresults.json%[1]s; do not edit.
-A bug counts as found when the simulation (%[1]ssim%[1]s) or a run of real processes
+A bug counts as found when a simulation (%[1]ssteps%[1]s, %[1]ssim%[1]s) or a run of real processes
 (%[1]sjepsen%[1]s) found it. Seconds are wall time from the start of that run, without the
 build, on a machine that was shared. A unit test that holds the rule as well is noted.
 

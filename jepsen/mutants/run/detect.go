@@ -78,6 +78,8 @@ func (w *workshop) detect(ctx context.Context, name string, m *mutants.Mutant) e
 	switch name {
 	case "unit":
 		w.unit(ctx, m, &e)
+	case "steps":
+		w.steps(ctx, &e)
 	case "sim":
 		w.simulate(ctx, &e)
 	case "jepsen":
@@ -101,24 +103,44 @@ func (w *workshop) unit(ctx context.Context, m *mutants.Mutant, e *entry) {
 	e.judge(code == 1 || code == 2, err, out)
 }
 
+// steps runs seeds of the checkpoints' step functions until one fails.
+func (w *workshop) steps(ctx context.Context, e *entry) {
+	bin := filepath.Join(w.dir, "steps.test")
+	if !w.build(ctx, e, "test", "-c", "-overlay", w.overlay, "-o", bin, "./internal/sim/steps") {
+		return
+	}
+	w.untilFound(ctx, e, w.o.stepSeeds, func(seed string) []string {
+		return []string{bin, "-test.run", "^TestCheckpoints$", "-test.v", "-test.timeout", w.o.simLimit.String(), "-steps.first", seed, "-steps.checkpoint-seeds", "1"}
+	})
+}
+
 // simulate runs seeds until one fails.
 func (w *workshop) simulate(ctx context.Context, e *entry) {
 	bin := filepath.Join(w.dir, "sim.test")
 	if !w.build(ctx, e, "test", "-c", "-overlay", w.overlay, "-o", bin, "./internal/sim") {
 		return
 	}
+	w.untilFound(ctx, e, w.o.seeds, func(seed string) []string {
+		return []string{bin, "-test.run", "^TestSimulation$", "-test.v", "-test.timeout", w.o.simLimit.String(),
+			"-sim.kind", w.o.kind, "-sim.seeds", seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim")}
+	})
+}
+
+// untilFound runs a simulation, whose arguments are those of each seed, until a seed
+// comes to another verdict than that nothing was found.
+func (w *workshop) untilFound(ctx context.Context, e *entry, seeds int, argv func(seed string) []string) {
 	began := time.Now()
-	for k := range w.o.seeds {
+	for k := range seeds {
 		left := w.o.simLimit - time.Since(began)
 		if left <= 0 {
 			e.Verdict, e.Text = undecided, fmt.Sprintf("out of time after %d seeds", k)
 			return
 		}
 		e.Seed = strconv.FormatUint(w.o.firstSeed+uint64(k), 10)
-		out, code, err := command(ctx, left, filepath.Join(w.o.root, "internal", "sim"), bin, "-test.run", "^TestSimulation$", "-test.v", "-test.timeout", w.o.simLimit.String(),
-			"-sim.kind", w.o.kind, "-sim.seeds", e.Seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim"))
+		args := argv(e.Seed)
+		out, code, err := command(ctx, left, filepath.Join(w.o.root, "internal", "sim"), args[0], args[1:]...)
 		e.Seconds = time.Since(began).Seconds()
-		w.keepOutput("sim-"+e.Seed, out)
+		w.keepOutput(e.Detector+"-"+e.Seed, out)
 		if e.judge(code == 1 || code == 2, err, out); e.Verdict != missed {
 			return
 		}

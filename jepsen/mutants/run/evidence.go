@@ -13,7 +13,7 @@ import (
 // then all else.
 var telling = []*regexp.Regexp{
 	regexp.MustCompile(`^(register|counter|list|map|bank|session): fail: `),
-	regexp.MustCompile(`^the term of .* fell|two leaders in term|lost its open request|^replicas of .* differ|^hashes: fail: |takes no write for`),
+	regexp.MustCompile(`^the term of .* fell|two leaders in term|lost its open request|^replicas of .* differ|^hashes: fail: |takes no write for|^seed \d+: `),
 	regexp.MustCompile(`: fail: |does not start|ended itself|is not ready`),
 	regexp.MustCompile(`panic: |a goroutine is left|stands still|DATA RACE`),
 	regexp.MustCompile(`: unknown: |verdict[=: ]*fail`),

@@ -1,9 +1,9 @@
 // Command run plants each bug of jepsen/mutants in turn and says which harness
 // finds it, and how fast (RESULTS.md there):
 //
-//	go run ./jepsen/mutants/run [-only REGEXP] [-by unit,sim,jepsen] [-seeds 4] ...
+//	go run ./jepsen/mutants/run [-only REGEXP] [-by unit,steps,sim,jepsen] [-seeds 4] ...
 //
-// The detectors run in order of their cost until one of the harnesses (sim,
+// The detectors run in order of their cost until one of the harnesses (steps, sim,
 // jepsen) finds the mutant. First they run without any: a control that fails
 // ends the command, for then nothing that they say counts.
 package main
@@ -31,7 +31,7 @@ type options struct {
 	kind, keep, book string
 	jepsenFlags      string
 	control          bool
-	seeds            int
+	seeds, stepSeeds int
 	firstSeed        uint64
 	hours            float64
 	simLimit         time.Duration
@@ -46,12 +46,13 @@ func main() {
 	var o options
 	flag.StringVar(&o.root, "root", ".", "directory of the module")
 	flag.StringVar(&o.only, "only", "", "regexp of the names of mutants to run")
-	flag.StringVar(&o.by, "by", "unit,sim,jepsen", "detectors, in order of their cost")
+	flag.StringVar(&o.by, "by", "unit,steps,sim,jepsen", "detectors, in order of their cost")
 	flag.BoolVar(&o.control, "control", true, "first run without a mutant")
 	flag.Uint64Var(&o.firstSeed, "first-seed", 1, "first seed of the detectors")
 	flag.StringVar(&o.kind, "kind", "squalls", "-sim.kind of the simulation")
 	flag.StringVar(&o.book, "book", "", "directory of results.json and RESULTS.md; jepsen/mutants if empty")
 	flag.StringVar(&o.keep, "keep", "", "a directory where what the detectors print is kept")
+	flag.IntVar(&o.stepSeeds, "step-seeds", 40, "seeds of the simulation of steps for each mutant")
 	flag.IntVar(&o.seeds, "seeds", 6, "seeds of the simulation for each mutant")
 	flag.Float64Var(&o.hours, "hours", 0.1, "simulated hours of each seed")
 	flag.DurationVar(&o.simLimit, "sim-limit", 5*time.Minute, "bound of the simulation of one mutant")
@@ -157,7 +158,7 @@ func judge(ctx context.Context, o options, m *mutants.Mutant, by []string, b *bo
 	defer w.close()
 	found := !o.again && b.found(m)
 	for _, name := range by {
-		if name == "sim" && !m.BySim || name == "jepsen" && !m.ByJepsen || !o.again && b.has(m.Name, name) {
+		if name == "steps" && !m.BySteps || name == "sim" && !m.BySim || name == "jepsen" && !m.ByJepsen || !o.again && b.has(m.Name, name) {
 			continue
 		}
 		if o.stopAtEnd && found {
