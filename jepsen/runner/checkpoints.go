@@ -141,8 +141,10 @@ func (w *storeWatch) count(kind nemesis.Kind, by int) {
 	}
 }
 
-// look notes how long ago a write was acknowledged, if nothing but the store is at
-// fault, and what was at fault before is over: a write has come since.
+// look notes for how long no write was acknowledged, if nothing but the store is at
+// fault, and what was at fault before is over: a write that began since has succeeded.
+// wrote is when the newest write began that has; an answer to an older one proves
+// nothing.
 func (w *storeWatch) look(wrote int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

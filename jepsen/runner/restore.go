@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -35,25 +34,29 @@ type restored struct {
 }
 
 // restore founds another cluster with the newest checkpoint, which was made after
-// the final reads, and does these reads there. Nobody has written since, so that
-// every checkpoint made since then has the same content.
+// the final reads, and does these reads there. The nodes that made it are paused
+// meanwhile: they would retire it before the other cluster has what it needs, and a
+// restore needs nothing of them.
 func (e *episode) restore(ctx context.Context) *restored {
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
 	res := &restored{}
-	until(ctx, time.Second, func() bool {
-		var from host.Checkpoint
-		if from, res.err = newest(ctx, e.fleet); res.err != nil {
-			return false
-		}
-		res.err = e.restoreFrom(ctx, from, res)
-		if res.err == nil {
-			return true
-		}
-		// It may have been retired under the restore's hands, which then fails.
-		retained, err := retainedOf(ctx, e.fleet)
-		return err == nil && slices.Contains(retained, from.Number)
+	var from host.Checkpoint
+	until(ctx, 300*time.Millisecond, func() bool {
+		from, res.err = newest(ctx, e.fleet)
+		return res.err == nil
 	})
+	for _, n := range e.fleet.Nodes {
+		if res.err == nil {
+			res.err = n.Pause()
+		}
+	}
+	if res.err == nil {
+		res.err = e.restoreFrom(ctx, from, res)
+	}
+	for _, n := range e.fleet.Nodes {
+		res.err = errors.Join(res.err, n.Resume())
+	}
 	res.late = res.err != nil && ctx.Err() != nil
 	return res
 }

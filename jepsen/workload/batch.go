@@ -93,7 +93,7 @@ func (w *worker) readAll(ctx context.Context, ops []recorded) {
 func (w *worker) together(ctx context.Context, ops []recorded, write bool, f func(ctx context.Context) []history.Done) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.cfg.Timeout) // JW4
 	defer cancel()
-	calls := make([]history.Call, len(ops))
+	calls, began := make([]history.Call, len(ops)), w.rec.Now()
 	for i := range ops {
 		if i == len(w.processes) {
 			w.processes = append(w.processes, w.rec.NewProcess())
@@ -109,7 +109,7 @@ func (w *worker) together(ctx context.Context, ops []recorded, write bool, f fun
 			w.processes[i] = w.rec.NewProcess() // JW2
 		}
 		w.answered = w.answered && done.Outcome == history.OK
-		w.served(done, write)
+		w.served(done, write, began)
 	}
 }
 

@@ -35,7 +35,8 @@ type Config struct {
 	// operations follow, so that few are unknown (JW6).
 	Batch int
 	// Served, if not nil, is set to the recorder's time whenever an operation
-	// succeeds, and Wrote whenever one does that changes something.
+	// succeeds. Wrote, if not nil, is when the newest of those that change something
+	// began that have succeeded.
 	Served, Wrote *atomic.Int64
 }
 
@@ -192,29 +193,30 @@ func (w *worker) do(ctx context.Context, op history.Op, write bool, f func(ctx c
 	// JW4: the end of the run does not make the last operations unknown.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.cfg.Timeout)
 	defer cancel()
-	call := w.rec.Invoke(op)
+	began, call := w.rec.Now(), w.rec.Invoke(op)
 	result, err := f(ctx)
 	done := DoneOf(result, err, write)
 	w.rec.Complete(call, done)
 	w.answered = done.Outcome == history.OK
-	w.served(done, write)
+	w.served(done, write, began)
 	if done.Outcome == history.Unknown {
 		w.process = w.rec.NewProcess() // JW2
 	}
 	return done.Outcome
 }
 
-// served notes that somebody is served, if so.
-func (d *driver) served(done history.Done, write bool) {
+// served notes that somebody is served, if so, by an operation that began then.
+func (d *driver) served(done history.Done, write bool, began int64) {
 	if done.Outcome != history.OK {
 		return
 	}
-	now := d.rec.Now()
 	if d.cfg.Served != nil {
-		d.cfg.Served.Store(now)
+		d.cfg.Served.Store(d.rec.Now())
 	}
 	if d.cfg.Wrote != nil && write {
-		d.cfg.Wrote.Store(now)
+		for last := d.cfg.Wrote.Load(); last < began && !d.cfg.Wrote.CompareAndSwap(last, began); {
+			last = d.cfg.Wrote.Load()
+		}
 	}
 }
 

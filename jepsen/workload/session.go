@@ -59,14 +59,14 @@ func (s *Session) Run(ctx context.Context, n int) {
 // its way has a process of its own, for a process does one thing at a time.
 func (s *Session) start(ctx context.Context, w *worker, process int64, key string, label, number int64) <-chan history.Outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
-	call := s.rec.Invoke(history.Op{Process: process, Workload: s.name, F: "append", Key: key, Arg: []int64{label, number}})
+	began, call := s.rec.Now(), s.rec.Invoke(history.Op{Process: process, Workload: s.name, F: "append", Key: key, Arg: []int64{label, number}})
 	wait := w.client.Sessions.Append(ctx, key, label, number)
 	outcome := make(chan history.Outcome, 1) // one is sent
 	go func() {
 		defer cancel()
 		d := DoneOf(nil, wait(), true)
 		s.rec.Complete(call, d)
-		s.served(d, true)
+		s.served(d, true, began)
 		outcome <- d.Outcome
 	}()
 	return outcome
