@@ -87,6 +87,22 @@ var ways = map[string]func(*run){
 	"cluster.restore.before-publish": restoring,
 	"cluster.restore.published":      restoring,
 
+	"raftfsm.rollback.fenced":          rollingBack,
+	"raftfsm.rollback.begin":           rollingBack,
+	"raftfsm.rollback.sealed":          rollingBack,
+	"raftfsm.rollback.before-adopt":    rollingBack,
+	"raftfsm.rollback.adopted":         rollingBack,
+	"raftfsm.rollback.reopened":        rollingBack,
+	"cluster.rollback.begin":           rollingBack,
+	"cluster.rollback.fetched":         rollingBack,
+	"cluster.rollback.before-prepared": rollingBack,
+	"cluster.rollback.before-propose":  rollingBack,
+	"cluster.rollback.opened":          rollingBack,
+	"cluster.rollback.before-current":  rollingBack,
+	"cluster.rollback.after-current":   rollingBack,
+	"cluster.rollback.cut":             rollingBack,
+	"cluster.rollback.before-remove":   rollingBack,
+
 	"cluster.metadata.before-propose": sessionsAnywhere,
 	"cluster.metadata.before-apply":   withSessions,
 	"cluster.metadata.applied":        withSessions,
@@ -274,6 +290,39 @@ func restoring(c *run) {
 	c.serves(c.s.probe)
 	if got := total(c.t, c.s); got != want {
 		c.t.Errorf("%d were counted, %d are restored", want, got)
+	}
+}
+
+// rollingBack: the cluster is rolled back to a checkpoint, again until somebody has
+// come there. What was counted before the checkpoint is there then, and no more.
+func rollingBack(c *run) {
+	c.loaded()
+	l := c.l
+	c.l = nil
+	l.end()
+	l.judge(c.s)
+	count(c.t, c.s, 50)
+	want := total(c.t, c.s)
+	if _, err := c.ctl("checkpoint", "create", "--timeout", "60s"); err != nil {
+		c.t.Fatal(err)
+	}
+	count(c.t, c.s, 20)
+	back := func(context.Context) error {
+		_, err := c.ctl("checkpoint", "rollback", "1", "--yes", "--timeout", "20s")
+		return err
+	}
+	if c.point == "cluster.rollback.before-propose" {
+		c.arm(c.r.IntN(4), 0, 1, 2) // whoever leads
+	} else {
+		c.arm(c.r.IntN(2), c.any())
+	}
+	c.crash(back)
+	eventually(c.t, "the cluster is rolled back", func() error { return back(c.t.Context()) })
+	c.checkpoints = true
+	c.s = declare(c.t, c.client())
+	c.serves(c.s.probe)
+	if got := total(c.t, c.s); got != want {
+		c.t.Errorf("%d were counted by the checkpoint, %d are there", want, got)
 	}
 }
 
