@@ -25,4 +25,7 @@
 //	RU4  Healing is judged apart from safety: within check.HealLimit every shard
 //	     leads, writes, reads, and has equal hashes on all replicas.
 //	RU5  Faults that are not possible here are named in the report, once.
+//	RU6  What is said of the object store or of a checkpoint counts only if the
+//	     store was sound, or the checkpoint retained, all the time. Nodes that are
+//	     paused for a restore go on, whatever comes of it.
 package runner
