@@ -7,6 +7,9 @@
 // It knows the product by its two binaries and their flags, and nothing else. It
 // must not know workloads, checkers or schedules.
 //
+// An object store, if there is one, is a host too: a service that speaks S3 and, before
+// it, the proxy of jepsen/s3fault, whose socket is in the host's namespace.
+//
 // The harness's own clients live in the root namespace, and are a host too: the
 // bridge's address is theirs, so that they can be cut from nodes.
 //
