@@ -287,7 +287,9 @@ func (r *replica) check(v *meta.View) {
 		if err := r.changeMembers(rec, polled); err != nil {
 			r.logger.Warn("changing the members", "error", err)
 		}
-		r.balance(rec, polled)
+		if r.machine.Header().Fence == 0 { // who leads then leads for a reason
+			r.balance(rec, polled)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -458,4 +459,54 @@ func TestRollbackIsPlannedAndRefused(t *testing.T) {
 	if _, err := os.Stat(k.Dir(0)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A node that cannot reach the object store is not prepared: the others do it, also
+// if it leads when the shards are to go back, and it is rebuilt from them.
+func TestRollbackIsLeftToWhoIsPrepared(t *testing.T) {
+	var away atomic.Bool
+	k := newRollingKit(t, testcluster.Options{Engine: "mem", Configure: func(i int, o *cluster.Options) {
+		if i == 2 {
+			o.Objects = fault.Wrap(o.Objects, func(fault.Op, string) fault.Fault {
+				if away.Load() {
+					return fault.Fault{Err: fault.Trouble("away")}
+				}
+				return fault.Fault{}
+			})
+		}
+	}})
+	k.more()
+	n := k.checkpoint()
+	k.more()
+	away.Store(true)
+	was, handed := k.top.Incarnation, 0
+	info, err := k.back(0, n, func(i *cluster.RollbackInfo) {
+		if i.Phase != meta.PhaseRollbackFence || handed > 0 {
+			return
+		}
+		for _, s := range k.top.Shards {
+			if _, err := k.Node(0).TransferLeader(k.ctx(), s.ID, testcluster.ID(2)); err == nil {
+				handed++
+			} else {
+				t.Log(err)
+			}
+		}
+	})
+	if err != nil || info.Phase != meta.PhaseDone {
+		t.Fatalf("%v, %+v", err, info)
+	}
+	if handed == 0 {
+		t.Error("nobody was handed the office")
+	}
+	k.renew(was)
+	k.WaitReady()
+	k.holds(n)
+	k.more()
+	k.agree()
+	k.Eventually("the third node is rebuilt", func() error {
+		if k.generation(2) < 2 {
+			return fmt.Errorf("generation %d", k.generation(2))
+		}
+		return nil
+	})
 }

@@ -406,12 +406,12 @@ func (r *replica) rollbackCommand(ctx context.Context, cmd []byte) error {
 func (r *replica) proposeRollback(ctx context.Context, op *meta.Rollback, s *meta.RollbackShard) error {
 	r.rollback.members.Lock()
 	defer r.rollback.members.Unlock()
-	if _, err := readPrepared(r.rollbackDir(op.ID)); err != nil {
-		return fmt.Errorf("node %s leads the shard and is not prepared: %w", r.opts.NodeID, base.ErrNotReady)
-	}
 	voters, _, err := r.voters()
 	if err != nil {
 		return err
+	}
+	if _, err := readPrepared(r.rollbackDir(op.ID)); err != nil {
+		return r.leaveToPrepared(ctx, voters, s)
 	}
 	ready := 0
 	for _, server := range voters {
@@ -427,6 +427,19 @@ func (r *replica) proposeRollback(ctx context.Context, op *meta.Rollback, s *met
 		return nil
 	}
 	return err
+}
+
+// leaveToPrepared hands the office to a voter that is prepared: this one is not,
+// and may not be for as long as the object store is away.
+func (r *replica) leaveToPrepared(ctx context.Context, voters []raft.Server, s *meta.RollbackShard) error {
+	for _, server := range voters {
+		if server.ID != raft.ServerID(r.replica) && slices.Contains(s.Prepared, base.ReplicaID(server.ID)) {
+			if err := r.transferTo(ctx, base.NodeID(server.Address)); err == nil {
+				break
+			}
+		}
+	}
+	return fmt.Errorf("node %s is not prepared and does not roll the shard back: %w", r.opts.NodeID, base.ErrNotReady)
 }
 
 // cutAfterRollback cuts the log of a replica that was rolled back.
