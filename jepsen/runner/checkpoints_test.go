@@ -261,7 +261,7 @@ func TestRestored(t *testing.T) {
 // built, an object store that fails.
 func TestCrashCheckpoints(t *testing.T) {
 	o := options(t)
-	o.Checkpoints, o.Duration, o.Episode, o.Faults = true, time.Second, 12*time.Second, []string{"kill-one"}
+	o.Checkpoints, o.Duration, o.Episode, o.Faults = true, time.Second, 8*time.Second, []string{"kill-one"}
 	if path, err := filepath.Abs("../../.deps/bin/versitygw"); err == nil {
 		if _, err := os.Stat(path); err == nil {
 			o.StoreBinary, o.Faults = path, []string{"kill-one", "object-store-down", "object-store-errors", "object-store-lost-answer", "object-store-wrong-bytes"}
