@@ -110,7 +110,9 @@ func (n *Node) askedFor(spec *FoundSpec) (meta.FoundingSpec, error) {
 		if err != nil {
 			return meta.FoundingSpec{}, err
 		}
-		spec.Checkpoint = &meta.FoundingRestore{Key: key}
+		spec.Checkpoint = &meta.FoundingRestore{Key: key, Claim: spec.Claim}
+	} else if spec.Claim {
+		return meta.FoundingSpec{}, base.Invalid("claim", "only the checkpoint of a restore can be claimed; name it")
 	}
 	return n.foundingSpec(*spec), nil
 }
@@ -354,6 +356,7 @@ func (n *Node) leadSystem(s *system, v *meta.View) {
 	warn("changing the system group's members", s.reconcileMembers(s.wantedMembers(v), nil))
 	warn("ending sessions", n.expireSessions(ctx, s))
 	warn("purging dropped states", n.purgeDropped(ctx, s, v))
+	warn("deleting the claimed checkpoint", n.deleteClaimed(v))
 }
 
 // driveFounding brings the founding one step further.

@@ -77,6 +77,7 @@ type Node struct {
 	// preparing holds a token per replica that is being prepared for a rollback.
 	preparing chan struct{}
 	restores  restorePlans
+	claim     claim
 	// restoring is the checkpoint that the cluster is being founded with, once it
 	// was read.
 	restoring atomic.Pointer[snapshot.Checkpoint]

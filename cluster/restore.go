@@ -181,7 +181,7 @@ func (f *foundCheckpoint) resolve(spec FoundSpec) (FoundSpec, error) {
 			Hint: fmt.Sprintf("the checkpoint has %d key groups, so there can be no more shards than that", f.KeyGroups)}
 	}
 	spec.KeyGroups = f.KeyGroups
-	spec.Checkpoint = &meta.FoundingRestore{Key: f.Key, SHA256: f.sum, Incarnation: f.Incarnation}
+	spec.Checkpoint = &meta.FoundingRestore{Key: f.Key, SHA256: f.sum, Incarnation: f.Incarnation, Claim: spec.Claim}
 	return spec, nil
 }
 

@@ -101,6 +101,8 @@ type FoundSpec struct {
 	// store of the nodes: what CheckpointInfo.URI says, or CLUSTER/NUMBER, or
 	// CLUSTER/latest. Empty: with nothing.
 	Restore string `json:"restore,omitempty"`
+	// Claim says that the checkpoint is the new cluster's to delete.
+	Claim bool `json:"claim,omitempty"`
 	// Checkpoint is what the founder found under that name; others leave it nil.
 	Checkpoint *meta.FoundingRestore `json:"checkpoint,omitempty"`
 	// DryRun wants the plan of a restore and nothing done.

@@ -83,7 +83,8 @@ type InitClusterRequest struct {
 	// the uri of a Checkpoint, or CLUSTER/NUMBER, or CLUSTER/latest. Empty: with
 	// nothing. Its number of key groups is the cluster's.
 	Restore string `protobuf:"bytes,5,opt,name=restore,proto3" json:"restore,omitempty"`
-	// The checkpoint is the new cluster's to delete. Not supported yet.
+	// The checkpoint is the new cluster's to delete: it does so once a checkpoint of
+	// its own has completed.
 	Claim bool `protobuf:"varint,6,opt,name=claim,proto3" json:"claim,omitempty"`
 	// Only plan the restore; nothing is done.
 	DryRun        bool `protobuf:"varint,7,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`

@@ -30,11 +30,7 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 		return nil, &base.Error{Cause: base.ErrTooLarge, Field: "nodes", Ordinal: -1, Hint: fmt.Sprintf("list at most %d nodes", maxFoundingNodes)}
 	}
 	spec := cluster.FoundSpec{KeyGroups: clampInt(r.GetKeyGroups()), Shards: clampInt(r.GetShards()), Replication: clampInt(r.GetReplication()),
-		Restore: r.GetRestore(), DryRun: r.GetDryRun()}
-	if r.GetClaim() {
-		return nil, &base.Error{Cause: base.ErrUnsupported, Field: "claim", Ordinal: -1,
-			Hint: "a checkpoint cannot be claimed yet; without it the new cluster leaves the checkpoint alone"}
-	}
+		Restore: r.GetRestore(), Claim: r.GetClaim(), DryRun: r.GetDryRun()}
 	if len(spec.Restore) > maxRestoreBytes {
 		return nil, &base.Error{Cause: base.ErrTooLarge, Field: "restore", Ordinal: -1, Hint: fmt.Sprintf("at most %d bytes", maxRestoreBytes)}
 	}

@@ -19,6 +19,9 @@ type FoundingRestore struct {
 	SHA256 Sum `json:"sha256"`
 	// Incarnation is that of the new cluster.
 	Incarnation base.Incarnation `json:"incarnation"`
+	// Claim says that the checkpoint is the new cluster's to delete, once a
+	// checkpoint of its own has completed.
+	Claim bool `json:"claim,omitempty"`
 }
 
 const latestCheckpoint = "/latest"
@@ -29,7 +32,7 @@ func (r *FoundingRestore) meets(want *FoundingRestore) bool {
 		return r == want
 	}
 	cluster, latest := strings.CutSuffix(want.Key, latestCheckpoint)
-	return r.Key == want.Key || latest && strings.HasPrefix(r.Key, cluster+"/")
+	return r.Claim == want.Claim && (r.Key == want.Key || latest && strings.HasPrefix(r.Key, cluster+"/"))
 }
 
 // Asks says that it is what an operator asks for, not what a founder has found.
@@ -38,6 +41,9 @@ func (r *FoundingRestore) Asks() bool { return r == nil || r.SHA256 == Sum{} }
 func (r *FoundingRestore) String() string {
 	if r == nil {
 		return "nothing"
+	}
+	if r.Claim {
+		return r.Key + ", claimed"
 	}
 	return r.Key
 }

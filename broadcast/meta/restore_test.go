@@ -52,6 +52,10 @@ func TestFoundingWithACheckpointIsResumedByTheSameAndRefusedForAnother(t *testin
 	for _, other := range []string{"", "old/checkpoints/0000000008/_metadata", "older/latest", "ol/latest"} {
 		wantField(t, other, ask(other), base.ErrAlreadyFounded, "restore")
 	}
+	claimed := spec("n1", "n2", "n3")
+	claimed.Restore = &FoundingRestore{Key: "old/latest", Claim: true}
+	_, _, err := FoundTxn(w.view(), Founding{Spec: claimed, Self: "n1", Cluster: "c1", FormatVersion: 1})
+	wantField(t, "claimed", err, base.ErrAlreadyFounded, "restore")
 	s := spec("n1")
 	for name, r := range map[string]*FoundingRestore{
 		"no hash":        {Key: "old/checkpoints/0000000007/_metadata", Incarnation: 1},

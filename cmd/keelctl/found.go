@@ -27,7 +27,8 @@ The same init again resumes or shows the founding; another list is refused.
 With --restore the cluster begins with a checkpoint that lies in the object store of
 the nodes, of whatever cluster and size. Every object of it is looked at before
 anything is done. The number of key groups is the checkpoint's. The checkpoint stays
-as it is; it is needed until the cluster is founded.`,
+as it is, and is needed until the cluster is founded; with --claim the new cluster
+deletes it later. Claim only what no living cluster makes further checkpoints from.`,
 		Example: `  keelctl cluster init --nodes n1=127.0.0.1:7411,n2=127.0.0.1:7412,n3=127.0.0.1:7413
   keelctl cluster init --nodes n1=10.0.0.1:7411 --shards 4 --wait=2m -o json
   keelctl cluster init --nodes n1=10.0.0.1:7411 --restore s3://bucket/keel/5c0e.../checkpoints/0000000007 --dry-run`,
@@ -56,7 +57,7 @@ as it is; it is needed until the cluster is founded.`,
 	f.Uint32Var(&req.Shards, "shards", 0, "number of shards, 0 for 4/3 of the nodes")
 	f.Uint32Var(&req.Replication, "replication", 0, "replicas per shard, 0 for 3 or the number of nodes")
 	f.StringVar(&req.Restore, "restore", "", "checkpoint to begin with: its uri as keelctl checkpoint show prints it, CLUSTER/NUMBER, or CLUSTER/latest")
-	f.BoolVar(&req.Claim, "claim", false, "make the checkpoint the new cluster's to delete (not supported yet: it is refused)")
+	f.BoolVar(&req.Claim, "claim", false, "the checkpoint is the new cluster's: it deletes it once a checkpoint of its own has completed")
 	f.BoolVar(&req.DryRun, "dry-run", false, "print what --restore would do, and do nothing")
 	f.DurationVar(&wait, "wait", time.Minute, "the longest time to wait until the cluster serves, 0 for --timeout")
 	return c

@@ -25,7 +25,7 @@ func TestInitRefusesACheckpointThatIsNotThere(t *testing.T) {
 		{"--restore s3://elsewhere/nobody/7", exitUsage, "object store"},
 		{"--restore nobody", exitUsage, "names no checkpoint"},
 		{"--dry-run", exitUsage, "restore"},
-		{"--restore nobody/7 --claim", exitUsage, "yet"},
+		{"--claim", exitUsage, "name it"},
 	} {
 		f := failing(t, on, io.Discard, append(append([]string{}, line...), strings.Fields(bad.flags)...)...)
 		if f.ExitCode != bad.code || f.Outcome != "not applied" || !strings.Contains(f.Hint, bad.says) {
