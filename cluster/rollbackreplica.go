@@ -448,7 +448,7 @@ func (r *replica) cutAfterRollback() {
 	if at == 0 || r.rollback.cut.Load() >= at {
 		return
 	}
-	if first, err := r.log.FirstIndex(); err == nil && first > at {
+	if first, err := r.log.FirstIndex(); err == nil && (first == 0 || first > at) {
 		r.rollback.cut.Store(at)
 		return
 	}
@@ -458,7 +458,7 @@ func (r *replica) cutAfterRollback() {
 	r.spawn(func() {
 		defer r.snapping.Store(false)
 		if err := r.cutLogOnce(r.ctx); err != nil && r.ctx.Err() == nil {
-			r.logger.Warn("cutting the log behind a rollback", "error", err)
+			r.logger.Info("the log is not cut behind a rollback yet", "error", err)
 		}
 	})
 }
