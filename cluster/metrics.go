@@ -33,6 +33,8 @@ type metrics struct {
 	damaged *prometheus.CounterVec
 	// replicas opened again, since their store had met a full disk.
 	reopened *prometheus.CounterVec
+	// stores that were built again from the replica's own snapshot and log.
+	rebuilt *prometheus.CounterVec
 	// pauses of the apply goroutine at barriers, on uploaders.
 	barrierSeconds *prometheus.HistogramVec
 	// uploads of shards for checkpoints, by how they ended.
@@ -70,6 +72,8 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Replicas found damaged on this node."}, group),
 		reopened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_reopened_total",
 			Help: "Replicas that were closed and opened again, since their store had met a full disk."}, group),
+		rebuilt: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_stores_rebuilt_total",
+			Help: "Stores that could not be opened and were built again from the replica's own snapshot and log; any but after a power loss is a reason to look at the disk."}, group),
 		scrubBytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_scrub_bytes_total",
 			Help: "Bytes that scrubs have read; standing still for longer than the interval means that none runs."}, group),
 		scrubFindings: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_scrub_findings_total",
@@ -77,7 +81,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.entryRequests, m.entryBytes, m.commitSeconds, m.writes, m.refusals,
-			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.damaged, m.reopened, m.scrubBytes, m.scrubFindings} {
+			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.damaged, m.reopened, m.rebuilt, m.scrubBytes, m.scrubFindings} {
 			if err := reg.Register(c); err != nil {
 				return nil, err
 			}

@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -44,8 +45,10 @@ func (s *staleStore) refuse(do func() error) error {
 	return do()
 }
 
-func (s *staleStore) Write(b *engine.Batch) error { return s.refuse(func() error { return s.Store.Write(b) }) }
-func (s *staleStore) Flush() error                { return s.refuse(s.Store.Flush) }
+func (s *staleStore) Write(b *engine.Batch) error {
+	return s.refuse(func() error { return s.Store.Write(b) })
+}
+func (s *staleStore) Flush() error { return s.refuse(s.Store.Flush) }
 
 func (s *staleStore) Stats() engine.Stats {
 	st := s.Store.Stats()
@@ -133,4 +136,109 @@ func TestSnapshotThatHoldsLessThanItSaysIsRefused(t *testing.T) {
 			t.Fatalf("sum %d, want 3", got)
 		}
 	})
+}
+
+// spoilStores makes a node's stores such that they cannot be opened.
+func spoilStores(t *testing.T, dir string) {
+	t.Helper()
+	manifests, err := filepath.Glob(filepath.Join(dir, "groups", "*", "*", "store-*", "MANIFEST*"))
+	if err != nil || len(manifests) == 0 {
+		t.Fatalf("no store has a MANIFEST: %v", err)
+	}
+	for _, m := range manifests {
+		flip(t, m, 20)
+	}
+}
+
+// Seed 519: a power loss may leave stores that cannot be opened, of all replicas of
+// a shard at once. Each is built again from the replica's own snapshot and log, or
+// from the log alone if that is whole, and the replica stays the one it was.
+func TestStoreThatCannotBeOpenedIsBuiltAgain(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		small bool // the log is cut
+	}{{"from the log", false}, {"from a snapshot and the log", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			eachEngine(t, func(t *testing.T, e string) {
+				o := testcluster.Options{Engine: e}
+				if c.small {
+					o.Configure = smallLog
+				}
+				k := newKit(t, o)
+				n := 20
+				if c.small {
+					n = 300
+					fill(k, n)
+				} else {
+					for range n {
+						k.mustWrite(k.add("s", 1))
+					}
+				}
+				k.checkHashes()
+				for _, nodes := range [][]int{{k.follower()}, {0, 1, 2}} {
+					for _, i := range nodes {
+						k.Stop(i)
+						spoilStores(t, k.Dir(i))
+					}
+					for _, i := range nodes {
+						k.Start(i)
+					}
+					k.WaitReady()
+					k.mustWrite(k.add("s", 1))
+					n++
+					if got := k.sum("s"); got != int64(n) {
+						t.Fatalf("sum %d, want %d", got, n)
+					}
+					k.checkHashes()
+					for _, i := range nodes {
+						if got := k.generation(i); got != 1 {
+							t.Fatalf("node %d came back as generation %d, want 1", i, got)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// A replica whose store cannot be opened, and whose snapshot is damaged too, is
+// rebuilt from its peers under a new id (R3).
+func TestStoreIsNotBuiltOfADamagedSnapshot(t *testing.T) {
+	eachEngine(t, func(t *testing.T, e string) {
+		k := newKit(t, testcluster.Options{Engine: e, Configure: smallLog})
+		fill(k, 300)
+		f := k.follower()
+		k.Eventually("the follower has a snapshot", func() error {
+			if path, _ := largest(t, k.Dir(f), "groups/1/1/snapshots/*/files/*"); path == "" {
+				return errors.New("not yet")
+			}
+			return k.level(f)
+		})
+		k.Stop(f)
+		spoilStores(t, k.Dir(f))
+		newest := ""
+		for _, files := range mustGlob(t, filepath.Join(k.Dir(f), "groups/1/1/snapshots/*/files")) {
+			newest = max(newest, files)
+		}
+		path, size := largest(t, newest, "*")
+		flip(t, path, size/2)
+		k.Start(f)
+		k.WaitReady()
+		if got := k.generation(f); got < 2 {
+			t.Fatalf("the replica is generation %d: it trusts a damaged snapshot", got)
+		}
+		if got := k.sum("s"); got != 300 {
+			t.Fatalf("sum %d, want 300", got)
+		}
+		k.checkHashes()
+	})
+}
+
+func mustGlob(t *testing.T, pattern string) []string {
+	t.Helper()
+	paths, err := filepath.Glob(pattern)
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("nothing is at %s: %v", pattern, err)
+	}
+	return paths
 }

@@ -213,18 +213,32 @@ func (r *replica) openStore() error {
 		return err
 	}
 	name, err := r.currentStore()
+	if err == nil {
+		err = r.openMachine(name)
+	}
+	if errors.Is(err, base.ErrCorrupt) {
+		if name, err = r.startAnew(err); err == nil {
+			err = r.openMachine(name)
+		}
+	}
 	if err != nil {
 		return err
 	}
+	r.passedBarrier.Store(r.machine.Header().Barrier)
+	return r.removeOldStores(name)
+}
+
+// openMachine opens a state machine on the store of that name.
+func (r *replica) openMachine(name string) error {
 	store, err := r.node.opts.Driver.Open(filepath.Join(r.dir, name))
 	if err != nil {
 		return fmt.Errorf("opening %s: %w", name, err)
 	}
-	if r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed, OnBarrier: r.barrierPassed, OnRollback: r.rollBack}); err != nil {
+	r.machine, err = raftfsm.Open(store, raftfsm.Options{OnFatal: r.machineFailed, OnBarrier: r.barrierPassed, OnRollback: r.rollBack})
+	if err != nil {
 		return errors.Join(err, store.Close())
 	}
-	r.passedBarrier.Store(r.machine.Header().Barrier)
-	return r.removeOldStores(name)
+	return nil
 }
 
 // currentStore returns the directory name of the live store; a new replica

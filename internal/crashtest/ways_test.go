@@ -54,6 +54,8 @@ var ways = map[string]func(*run){
 	"cluster.retire.before-rename":    rebuilt,
 	"cluster.retire.before-remove":    rebuilt,
 
+	"cluster.anew.before-current":       spoiled,
+	"cluster.anew.after-current":        spoiled,
 	"cluster.install.begin":             behind,
 	"cluster.install.linked":            behind,
 	"cluster.install.before-current":    behind,
@@ -145,6 +147,29 @@ func atStart(c *run) {
 	c.loaded()
 	i := c.any()
 	c.kill(i)
+	c.startArmed(i, 0)
+	c.crash(nothing)
+}
+
+// spoiled: the stores of a node cannot be opened.
+func spoiled(c *run) {
+	c.loaded()
+	i := c.any()
+	c.kill(i)
+	stores, err := filepath.Glob(filepath.Join(c.n[i].dir, "groups", "*", "*", "store-*", "MANIFEST*"))
+	if err != nil || len(stores) == 0 {
+		c.t.Fatalf("no store has a MANIFEST: %v", err)
+	}
+	for _, path := range stores {
+		raw, err := os.ReadFile(path)
+		if err == nil && len(raw) > 20 {
+			raw[20] ^= 1
+			err = os.WriteFile(path, raw, 0o600)
+		}
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
 	c.startArmed(i, 0)
 	c.crash(nothing)
 }

@@ -108,6 +108,8 @@ func Points() []Point {
 		{"cluster.snapshot.before-rename", KindErr, "it is whole under its temporary name"},
 		{"cluster.snapshot.before-dir-sync", KindHit, "it has its name, the directory is not synced"},
 		{"cluster.snapshot.reap", KindHit, "an older snapshot has lost its name, its files are still there"},
+		{"cluster.anew.before-current", KindHit, "a store that cannot be opened is about to be given up for an empty one"},
+		{"cluster.anew.after-current", KindHit, "CURRENT names the empty store, nothing is in it"},
 		{"cluster.install.begin", KindHit, "a fetched snapshot is about to become the store"},
 		{"cluster.install.linked", KindHit, "the new store's files are there, it is not open"},
 		{"cluster.install.before-current", KindHit, "it is open, CURRENT names the old one"},
