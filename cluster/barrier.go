@@ -105,6 +105,7 @@ func (r *replica) pass(ctx context.Context, v *meta.View, number uint64) error {
 // store at exactly the barrier.
 func (r *replica) barrierPassed(b raftfsm.Barrier) {
 	defer r.passedBarrier.Store(b.Number)
+	r.linkBarrier(b)
 	switch {
 	case b.Missed():
 		r.logger.Warn("the shard passed the barrier of a checkpoint that this node had not heard of; the checkpoint fails", "checkpoint", b.Number)
@@ -122,6 +123,9 @@ func (r *replica) barrierPassed(b raftfsm.Barrier) {
 // replica: to flush, to pass the barrier, to say that its upload is lost.
 func (r *replica) attendCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard) {
 	passed := r.machine.Header().Barrier >= c.Number
+	if r.node.opts.CheckpointLocalLinks && !passed && s.Uploader != r.node.opts.NodeID {
+		r.flushForLinks(s)
+	}
 	if s.Uploader == r.node.opts.NodeID {
 		switch {
 		case !passed && s.State == meta.CheckpointShardAnnounced:

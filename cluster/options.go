@@ -94,6 +94,9 @@ type Options struct {
 	CheckpointRetain   int
 	CheckpointTimeout  time.Duration
 	OrphanGrace        time.Duration
+	// CheckpointLocalLinks makes every replica keep what it held at the barriers of
+	// the checkpoints that are kept, so that a rollback fetches nothing.
+	CheckpointLocalLinks bool
 	// AppliedLagBound is the lag, in entries, up to which a replica counts as
 	// ready. Default 10,000.
 	AppliedLagBound uint64

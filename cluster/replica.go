@@ -78,6 +78,7 @@ type replica struct {
 	// one; owned by the check loop.
 	balanceSince time.Time
 	rollback     rollbackWork
+	linked       linkedCheckpoints
 	// alone: no files of older generations are left beside this one's.
 	alone bool
 }

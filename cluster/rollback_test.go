@@ -510,3 +510,75 @@ func TestRollbackIsLeftToWhoIsPrepared(t *testing.T) {
 		return nil
 	})
 }
+
+// With local links a rollback needs no object store: every replica has kept what it
+// held. What is kept goes with the checkpoint, and a replica that has nothing fetches.
+func TestRollbackFromLocalLinks(t *testing.T) {
+	eachEngine(t, func(t *testing.T, engine string) {
+		k := newRollingKit(t, testcluster.Options{Engine: engine, Configure: func(_ int, o *cluster.Options) {
+			o.CheckpointLocalLinks, o.CheckpointRetain = true, 2
+		}})
+		k.more()
+		k.checkpoint()
+		k.more()
+		n := k.checkpoint()
+		k.more()
+		k.kept(n-1, n)
+		k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{Err: fault.Trouble("away")} })
+		k.mustBack(n)
+		k.nothingLeft()
+		for _, i := range k.Running() {
+			k.Restart(i)
+		}
+		k.WaitReady()
+		k.more()
+		k.mustBack(n - 1) // from what was kept before the rollback
+		k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{} })
+		k.more()
+		next := k.checkpoint()
+		k.kept(n, next)
+		for i := range 3 {
+			for _, dir := range k.linked(i) {
+				if i == 2 && strings.HasSuffix(dir, fmt.Sprint("linked-", next)) {
+					if err := os.RemoveAll(dir); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		k.more()
+		k.mustBack(next)
+	})
+}
+
+// linked are the directories in which a node keeps what checkpoints hold.
+func (k *rollingKit) linked(node int) []string {
+	k.t.Helper()
+	all, err := filepath.Glob(filepath.Join(k.Dir(node), "groups", "*", "*", "linked-*"))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return all
+}
+
+// kept demands that every replica keeps these checkpoints, whole, and no others.
+func (k *rollingKit) kept(numbers ...uint64) {
+	k.t.Helper()
+	k.Eventually("the checkpoints are kept here", func() error {
+		for _, i := range k.Running() {
+			all := k.linked(i)
+			for _, dir := range all {
+				if _, err := os.Stat(filepath.Join(dir, "MANIFEST")); err != nil {
+					return err
+				}
+				if !slices.ContainsFunc(numbers, func(n uint64) bool { return strings.HasSuffix(dir, fmt.Sprint("linked-", n)) }) {
+					return fmt.Errorf("node %d has %s", i, dir)
+				}
+			}
+			if len(all) != len(numbers)*len(k.top.Shards) {
+				return fmt.Errorf("node %d has %q", i, all)
+			}
+		}
+		return nil
+	})
+}

@@ -79,6 +79,7 @@ func (n *Node) attendRollbacks(v *meta.View) {
 			continue
 		}
 		r.removeEndedRollbacks(v)
+		r.removeEndedLinks(v)
 		r.cutAfterRollback()
 		if op == nil {
 			continue
@@ -111,14 +112,19 @@ func (r *replica) removeEndedRollbacks(v *meta.View) {
 	if len(w.left) == 0 {
 		return
 	}
-	ended := func(id uint64) bool {
+	h := r.machine.Header()
+	failed := func(id uint64) bool {
 		o := v.Operation(id)
-		return r.machine.Header().RolledBack >= id || o == nil && id < v.NextOperationID() || o != nil && o.Phase == meta.PhaseFailed
+		return o == nil && id < v.NextOperationID() || o != nil && o.Phase == meta.PhaseFailed
 	}
-	if w.cancel != nil && ended(w.of) {
+	if w.cancel != nil && (failed(w.of) || h.RolledBack >= w.of) {
 		w.cancel()
 		w.cancel = nil
 	}
+	// As long as the log begins before the rollback a replica that has lost its
+	// store comes there again.
+	behind := w.cut.Load() >= h.RollbackIndex
+	ended := func(id uint64) bool { return failed(id) || behind && h.RolledBack >= id }
 	gone := slices.DeleteFunc(slices.Clone(w.left), func(id uint64) bool { return !ended(id) })
 	if len(gone) == 0 || w.preparing.Load() || !w.removing.CompareAndSwap(false, true) {
 		return
@@ -147,7 +153,7 @@ func (r *replica) attendPreparation(v *meta.View, op *meta.Rollback, s *meta.Rol
 	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	w.cancel, w.of = cancel, op.ID
-	cluster := v.Cluster().ID
+	cluster, cut := v.Cluster().ID, v.CheckpointShard(op.Checkpoint, r.id)
 	r.spawn(func() {
 		defer w.preparing.Store(false)
 		defer cancel()
@@ -157,16 +163,16 @@ func (r *replica) attendPreparation(v *meta.View, op *meta.Rollback, s *meta.Rol
 		case <-ctx.Done():
 			return
 		}
-		r.prepareAndReport(ctx, cluster, op)
+		r.prepareAndReport(ctx, cluster, op, cut)
 	})
 }
 
 // prepareAndReport prepares, again after what may be better later, and tells the
 // system group.
-func (r *replica) prepareAndReport(ctx context.Context, cluster base.ClusterID, op *meta.Rollback) {
+func (r *replica) prepareAndReport(ctx context.Context, cluster base.ClusterID, op *meta.Rollback, cut *meta.CheckpointShard) {
 	start := time.Now()
 	for pause := prepareMin; ; pause = min(2*pause, prepareMax) {
-		err := r.prepareRollback(ctx, cluster, op)
+		err := r.prepareRollback(ctx, cluster, op, cut)
 		if ctx.Err() != nil {
 			return
 		}
@@ -200,20 +206,32 @@ func (r *replica) prepareAndReport(ctx context.Context, cluster base.ClusterID, 
 // prepareRollback brings what the shard had at the checkpoint beside the store, and
 // looks whether it can be opened. When it returns nil the replica can be rolled
 // back without the object store.
-func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, op *meta.Rollback) error {
+func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, op *meta.Rollback, cut *meta.CheckpointShard) error {
 	dir := r.rollbackDir(op.ID)
 	if _, err := readPrepared(dir); err == nil {
 		return nil // before a restart
 	}
+	failpoint.Hit("cluster.rollback.begin")
+	if err := makeDirs(r.node.opts.DataDir, dir); err != nil {
+		return err
+	}
+	if cut != nil && cut.Report != nil {
+		m, err := r.prepareFromLinks(op, cut.Report)
+		if err == nil && m != nil {
+			err = r.markPrepared(dir, m)
+		}
+		if err == nil && m != nil {
+			return nil
+		}
+		if err != nil {
+			r.logger.Warn("what a checkpoint kept here cannot be used; fetching it", "checkpoint", op.Checkpoint, "error", err)
+		}
+	}
 	if r.node.opts.Objects == nil {
 		return errNoObjectStore()
 	}
-	failpoint.Hit("cluster.rollback.begin")
 	m, err := r.checkpointManifest(ctx, cluster, op)
 	if err != nil {
-		return err
-	}
-	if err := makeDirs(r.node.opts.DataDir, dir); err != nil {
 		return err
 	}
 	files := filepath.Join(dir, preparedFiles)
@@ -225,6 +243,12 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 		return fmt.Errorf("fetching shard %s of checkpoint %d: %w", r.id, op.Checkpoint, err)
 	}
 	failpoint.Hit("cluster.rollback.fetched")
+	return r.markPrepared(dir, m)
+}
+
+// markPrepared writes the mark that the replica is prepared, once what it has can
+// be opened.
+func (r *replica) markPrepared(dir string, m *snapshot.Manifest) error {
 	if err := r.tryPrepared(dir, m); err != nil {
 		return err
 	}

@@ -106,6 +106,19 @@ func (r *replica) flushForCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard
 	})
 }
 
+// flushForLinks flushes ahead of a barrier on a replica that keeps what it holds
+// there, so that the flush at the barrier is short.
+func (r *replica) flushForLinks(s *meta.CheckpointShard) {
+	if !r.node.uploads.flushOnce(s.Attempt) {
+		return
+	}
+	r.spawn(func() {
+		if err := r.flush(); err != nil && r.ctx.Err() == nil {
+			r.logger.Warn("flushing ahead of a barrier", "error", err)
+		}
+	})
+}
+
 // cut is a shard's part of a checkpoint on the uploader's disk.
 type cut struct {
 	barrier raftfsm.Barrier

@@ -12,6 +12,7 @@ import (
 type checkpoints struct {
 	interval, timeout time.Duration
 	retain            int
+	localLinks        bool
 }
 
 // maxRetain bounds what is kept: every checkpoint costs each node a little memory
@@ -23,6 +24,7 @@ func checkpointSettings() []setting {
 		{name: "checkpoint-interval", def: "0", usage: "time between the starts of automatic checkpoints, at least 1s; 0: none; give all nodes the same", set: setCheckpointInterval},
 		{name: "checkpoint-retain", def: "3", usage: "how many completed checkpoints are kept, the newest; give all nodes the same", set: setCheckpointRetain},
 		{name: "checkpoint-timeout", def: "10m", usage: "how long a checkpoint may take; then it fails, and its objects are deleted", set: setCheckpointTimeout},
+		{name: "checkpoint-local-links", def: "false", isBool: true, usage: "keep on every node what its shards held at each checkpoint, by hard links, so that a rollback of the live cluster fetches nothing; give all nodes the same", set: setCheckpointLocalLinks},
 	}
 }
 
@@ -53,6 +55,15 @@ func setCheckpointRetain(c *config, v string) error {
 	return nil
 }
 
+func setCheckpointLocalLinks(c *config, v string) error {
+	on, err := strconv.ParseBool(v)
+	if err != nil {
+		return fmt.Errorf("%q is not true or false", v)
+	}
+	c.checkpoints.localLinks = on
+	return nil
+}
+
 // checkCheckpoints refuses an interval that could do nothing.
 func (c *config) checkCheckpoints() error {
 	if c.checkpoints.interval > 0 && c.objects.uri == "" {
@@ -63,4 +74,5 @@ func (c *config) checkCheckpoints() error {
 
 func (c *checkpoints) apply(o *cluster.Options) {
 	o.CheckpointInterval, o.CheckpointRetain, o.CheckpointTimeout = c.interval, c.retain, c.timeout
+	o.CheckpointLocalLinks = c.localLinks
 }

@@ -81,6 +81,9 @@ func crashAt(t *testing.T, name string, r *rand.Rand) {
 	}
 	c := &run{nodes: placeNodes(t, "node-failpoints", "rocks"), r: r, point: name}
 	c.args = []string{"--fault-injection", "--object-store", "file://" + filepath.Join(t.TempDir(), "objects"), "--checkpoint-retain", "1"}
+	if strings.HasPrefix(name, "cluster.links.") {
+		c.args = append(c.args, "--checkpoint-local-links")
+	}
 	for i := range c.n {
 		c.n[i].env = []string{"KEELSTATE_FAILPOINTS=" + smallLogs}
 	}

@@ -82,6 +82,8 @@ var ways = map[string]func(*run){
 	"cluster.checkpoint.after-metadata":  checkpointing,
 	"cluster.checkpoint.before-delete":   checkpointing,
 
+	"cluster.links.before-manifest": checkpointing,
+
 	"cluster.restore.declared":       restoring,
 	"cluster.restore.begin":          restoring,
 	"cluster.restore.fetched":        restoring,

@@ -151,6 +151,7 @@ func Points() []Point {
 		{"cluster.restore.fetched", KindHit, "the files of the checkpoint are on its disk"},
 		{"cluster.restore.assembled", KindHit, "a store is made of them, the replica does not have it"},
 		{"cluster.restore.before-publish", KindHit, "its first snapshot is about to be put together, its term is durable"},
+		{"cluster.links.before-manifest", KindHit, "what a replica held at a barrier is here, the manifest that says so is not"},
 		{"cluster.rollback.begin", KindHit, "a replica is about to be prepared for a rollback"},
 		{"cluster.rollback.fetched", KindHit, "what the shard had is here, nobody has opened it"},
 		{"cluster.rollback.before-prepared", KindHit, "it can be opened, the mark that says so is not there"},

@@ -1,0 +1,163 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/failpoint"
+	"github.com/keelstate/keelstate/raftfsm"
+	"github.com/keelstate/keelstate/snapshot"
+)
+
+// With CheckpointLocalLinks every replica keeps, for each checkpoint that the
+// cluster keeps, what its store held at the barrier, by hard links where the engine
+// has immutable files. A rollback then fetches nothing. It costs the room of what
+// has been compacted away since, and a flush at the barrier on every replica.
+//
+// linked-<number>/ has files/ and, once those are whole, MANIFEST.
+
+const linkedPrefix = "linked-"
+
+// linkedCheckpoints are the directories of a replica that may be here.
+type linkedCheckpoints struct {
+	mu     sync.Mutex
+	listed bool
+	here   []uint64
+	// making are those that are being made.
+	making map[uint64]bool
+}
+
+func (r *replica) linkedDir(number uint64) string {
+	return filepath.Join(r.dir, linkedPrefix+strconv.FormatUint(number, 10))
+}
+
+// linkBarrier keeps what the store holds at a barrier. It is called on the apply
+// goroutine, which waits for a short flush; what takes time is done beside it.
+func (r *replica) linkBarrier(b raftfsm.Barrier) {
+	if !r.node.opts.CheckpointLocalLinks || b.Missed() {
+		return
+	}
+	dir := r.linkedDir(b.Number)
+	files := filepath.Join(dir, preparedFiles)
+	header := r.machine.Header()
+	finish, err := r.beginLinks(dir, files)
+	if err != nil {
+		r.logger.Warn("keeping a checkpoint's files", "checkpoint", b.Number, "error", err)
+		return
+	}
+	l := &r.linked
+	l.mu.Lock()
+	if l.making == nil {
+		l.making = map[uint64]bool{}
+	}
+	l.making[b.Number] = true
+	if !slices.Contains(l.here, b.Number) {
+		l.here = append(l.here, b.Number)
+	}
+	l.mu.Unlock()
+	r.spawn(func() {
+		defer func() {
+			l.mu.Lock()
+			delete(l.making, b.Number)
+			l.mu.Unlock()
+		}()
+		err := finish()
+		m := manifestOf(header, r.node.opts.Driver.Name())
+		if err == nil {
+			m.Files, err = snapshot.HashFiles(r.ctx, files, r.snaps.hashes)
+		}
+		var raw []byte
+		if err == nil {
+			raw, err = m.Encode()
+		}
+		if err == nil {
+			failpoint.Hit("cluster.links.before-manifest")
+			err = writeFileDurably(filepath.Join(dir, preparedManifest), raw)
+		}
+		if err != nil && r.ctx.Err() == nil {
+			r.logger.Warn("keeping a checkpoint's files", "checkpoint", b.Number, "error", err)
+			err = os.RemoveAll(dir)
+		}
+	})
+}
+
+// beginLinks fixes the present instant. What an attempt before a crash has left of
+// the same barrier goes.
+func (r *replica) beginLinks(dir, files string) (finish func() error, err error) {
+	if err := errors.Join(os.RemoveAll(dir), makeDirs(r.node.opts.DataDir, dir)); err != nil {
+		return nil, err
+	}
+	store, release, err := r.machine.Store()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return store.BeginCheckpoint(files)
+}
+
+// removeEndedLinks removes what is kept for checkpoints that are not kept any more.
+// The checkpoint loop calls it.
+func (r *replica) removeEndedLinks(v *meta.View) {
+	l := &r.linked
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.listed {
+		names, err := dirNames(r.dir)
+		if err != nil {
+			r.logger.Warn("looking for files that checkpoints keep", "error", err)
+			return
+		}
+		for _, name := range names {
+			digits, found := strings.CutPrefix(name, linkedPrefix)
+			if n, err := strconv.ParseUint(digits, 10, 64); found && err == nil && !slices.Contains(l.here, n) {
+				l.here = append(l.here, n)
+			}
+		}
+		l.listed = true
+	}
+	l.here = slices.DeleteFunc(l.here, func(n uint64) bool {
+		c := v.Checkpoint(n)
+		kept := c != nil && (c.Running() || c.Phase == meta.CheckpointCompleted)
+		if l.making[n] || kept && r.node.opts.CheckpointLocalLinks || v.NextCheckpoint() <= n {
+			return false
+		}
+		if op := v.RunningRollback(); op != nil && op.Checkpoint == n {
+			return false
+		}
+		if err := os.RemoveAll(r.linkedDir(n)); err != nil {
+			r.logger.Warn("removing what a checkpoint kept", "checkpoint", n, "error", err)
+			return false
+		}
+		return true
+	})
+}
+
+// prepareFromLinks prepares a rollback of what this replica keeps itself, if that is
+// of the cut which the checkpoint's uploader has reported; m is what it keeps.
+func (r *replica) prepareFromLinks(op *meta.Rollback, cut *meta.ShardReport) (m *snapshot.Manifest, err error) {
+	from := r.linkedDir(op.Checkpoint)
+	m, err = readPrepared(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if m.Group != r.id || m.Birth != r.birth || m.Range != r.rng || m.Engine != r.node.opts.Driver.Name() ||
+		m.Index != cut.Index || m.Term != cut.Term || m.Sequence != cut.Sequence || m.ClockMs != cut.ClockMs {
+		return nil, fmt.Errorf("what is kept here is of index %d of term %d, the checkpoint is of %d of %d", m.Index, m.Term, cut.Index, cut.Term)
+	}
+	files := filepath.Join(r.rollbackDir(op.ID), preparedFiles)
+	if err := os.RemoveAll(files); err != nil {
+		return nil, err
+	}
+	return m, snapshot.Link(files, filepath.Join(from, preparedFiles), m)
+}
