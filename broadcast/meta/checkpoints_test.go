@@ -35,7 +35,10 @@ func dumpCheckpoints(v *View) string {
 		b = fmt.Appendf(b, "content %x %d %d %d\n", key, c.object.Number, c.offset, c.length)
 		return true
 	})
-	v.rollbacks.Scan(func(_ string, s *RollbackShard) bool { line(fmt.Sprintf("rollback shard at %d", s.Revision), s); return true })
+	v.rollbacks.Scan(func(_ string, s *RollbackShard) bool {
+		line(fmt.Sprintf("rollback shard at %d", s.Revision), s)
+		return true
+	})
 	for _, p := range v.Plans() {
 		line(fmt.Sprintf("plan at %d", p.Revision), p)
 	}

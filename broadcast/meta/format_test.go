@@ -126,7 +126,7 @@ func TestViewRefusesUnreadableMetadata(t *testing.T) {
 		"meta/checkpoint-shard/0000000000000001/0000000000000001/0000000000000001": base.ErrCorrupt,
 		"meta/checkpoint-shard/0000000000000001/0000000000000001":                  base.ErrCorrupt,
 		"meta/checkpoint-uses/0000000000000001/0000000000000001/1":                 base.ErrCorrupt,
-		"meta/delete-plan/": base.ErrCorrupt,
+		"meta/delete-plan/":                                     base.ErrCorrupt,
 		"meta/rollback-shard/0000000000000001":                  base.ErrCorrupt,
 		"meta/rollback-shard/0000000000000001/0000000000000001": base.ErrCorrupt,
 	} {
