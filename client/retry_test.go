@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
+	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/internal/base"
 )
@@ -418,6 +419,38 @@ func TestScanResumes(t *testing.T) {
 		if want := 60; limit == 0 && i != want || limit > 0 && uint64(i) != limit {
 			t.Fatalf("limit %d: %d items", limit, i)
 		}
+	}
+}
+
+// A scan that is resumed stays in its incarnation: a rollback ends it.
+func TestScanEndsWithItsIncarnation(t *testing.T) {
+	f := newFake(t, 1)
+	f.incarnation = 3
+	v := f.value(f.client())
+	var asked []uint64
+	f.scan = func(_ int, q *keelstatepb.ScanRequest, s grpc.ServerStreamingServer[keelstatepb.ScanPage]) error {
+		asked = append(asked, q.GetIncarnation())
+		if len(asked) > 1 {
+			return apierr.ToStatus(&base.Error{Cause: base.ErrIncarnation, Ordinal: -1, Hint: "rolled back to checkpoint 7"}).Err()
+		}
+		key, _ := String.Encode("a")
+		if err := s.Send(&keelstatepb.ScanPage{Items: []*keelstatepb.ScanItem{{Key: key, Entry: &keelstatepb.MapEntry{Value: key}}}, Cursor: []byte{1}}); err != nil {
+			return err
+		}
+		f.change(false, func() { f.incarnation = 4 })
+		waitFor(t, func() bool { return v.client.topo.Load().incarnation == 4 })
+		return status.Error(codes.Unavailable, "cut by the test")
+	}
+	items := 0
+	for _, err := range v.Scan(testContext(t), ScanOptions{}) {
+		if err == nil {
+			items++
+		} else if !errors.Is(err, ErrIncarnation) {
+			t.Error(err)
+		}
+	}
+	if items != 1 || len(asked) != 2 || asked[0] != 3 || asked[1] != 3 {
+		t.Errorf("%d items, asked for the incarnations %d", items, asked)
 	}
 }
 

@@ -38,14 +38,16 @@ func (c *Client) scanCell(ctx context.Context, cl cell, keysOnly bool, limit uin
 }
 
 // scanShard runs one scan. A broken stream is resumed after the last page, at
-// a later instant.
+// a later instant, but of the same incarnation: a rollback ends the scan, which would
+// otherwise join what was with what is.
 func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) iter.Seq2[*keelstatepb.ScanItem, error] {
 	return func(yield func(*keelstatepb.ScanItem, error) bool) {
 		limit := req.Limit
 		last := false // a page without a cursor came: nothing follows it
+		begun := false
 		for n := 0; ; n++ {
-			node, more, e := c.scanOnce(ctx, req, func(p *keelstatepb.ScanPage) bool {
-				n = 0
+			node, more, e := c.scanOnce(ctx, req, begun, func(p *keelstatepb.ScanPage) bool {
+				n, begun = 0, true
 				req.Cursor = p.GetCursor()
 				last = len(req.Cursor) == 0
 				for i, it := range p.GetItems() {
@@ -85,8 +87,9 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 	}
 }
 
-// scanOnce runs one stream. more is false when the consumer wants no more.
-func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, page func(*keelstatepb.ScanPage) bool) (string, bool, *Error) {
+// scanOnce runs one stream; begun says that pages have come before. more is false
+// when the consumer wants no more.
+func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, begun bool, page func(*keelstatepb.ScanPage) bool) (string, bool, *Error) {
 	r, err := c.routeTo(req.Shard)
 	if err != nil {
 		return "", true, asError(err)
@@ -95,7 +98,10 @@ func (c *Client) scanOnce(ctx context.Context, req *keelstatepb.ScanRequest, pag
 	if err != nil {
 		return r.node, true, asError(err)
 	}
-	req.Epoch, req.Incarnation, req.MetadataRevision = r.epoch, r.topo.incarnation, c.revision.Load()
+	req.Epoch, req.MetadataRevision = r.epoch, c.revision.Load()
+	if !begun {
+		req.Incarnation = r.topo.incarnation
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// Each page has the time of an attempt; what the consumer takes for its items

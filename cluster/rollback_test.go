@@ -365,6 +365,9 @@ func TestRollbackWaitsForTheObjectStore(t *testing.T) {
 			if _, err := k.create(1); !errors.Is(err, base.ErrConflict) {
 				t.Errorf("a checkpoint beside it: %v", err)
 			}
+			if st, err := k.Node(1).Status(k.ctx()); err != nil || !strings.Contains(fmt.Sprint(st.Problems), "rolling the cluster back to checkpoint") || !strings.Contains(fmt.Sprint(st.Problems), "the store is away") {
+				t.Errorf("the status is %v, %+v", err, st.Problems)
+			}
 			if !abort {
 				k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{} })
 				return

@@ -227,8 +227,28 @@ func (n *Node) Status(ctx context.Context) (*ClusterStatus, error) {
 	}
 	wg.Wait()
 	slices.SortFunc(out.Nodes, func(a, b NodeStatus) int { return strings.Compare(string(a.Node.ID), string(b.Node.ID)) })
-	out.Problems = problemsOf(out)
+	out.Problems = append(problemsOf(out), n.rollbackProblems()...)
 	return out, nil
+}
+
+// rollbackProblems says that the cluster is being rolled back, and what holds that
+// up: writes may be refused meanwhile.
+func (n *Node) rollbackProblems() []string {
+	v, err := n.metaView()
+	if err != nil {
+		return nil
+	}
+	r := v.RunningRollback()
+	if r == nil {
+		return nil
+	}
+	out := []string{fmt.Sprintf("operation %d is rolling the cluster back to checkpoint %d, in the phase %s", r.ID, r.Checkpoint, r.Phase)}
+	for _, s := range v.RollbackShards(r.ID) {
+		if s.Problem != "" {
+			out = append(out, fmt.Sprintf("shard %s waits with the rollback: %s", s.Group, s.Problem))
+		}
+	}
+	return out
 }
 
 func problemsOf(s *ClusterStatus) []string {
