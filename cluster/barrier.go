@@ -54,16 +54,18 @@ func (r *replica) seeBarrier(ctx context.Context, seen uint64) error {
 // be judged, nil if there never was such a checkpoint: the system group knows, and
 // what it says counts. Where it does not answer within metadataWait, a number that
 // is near is believed, so that writes go on; one that is far is base.ErrNotReady.
+// A checkpoint that waits for participants has no barrier yet: no shard has passed
+// it, and nobody can have seen it.
 func (n *Node) knowCheckpoint(ctx context.Context, number uint64) (*meta.View, error) {
 	v, err := n.metaView()
-	if err != nil || v.NextCheckpoint() > number {
+	if err != nil || v.PassedBarrier() >= number {
 		return v, err
 	}
 	asking, cancel := context.WithTimeout(ctx, metadataWait)
 	defer cancel()
 	newest, err := n.system.Load().sync(asking)
 	if err == nil {
-		if newest.NextCheckpoint() <= number {
+		if newest.PassedBarrier() < number {
 			return nil, nil
 		}
 		return newest, nil
@@ -79,10 +81,12 @@ func (n *Node) knowCheckpoint(ctx context.Context, number uint64) (*meta.View, e
 
 // pass proposes the barrier of a checkpoint, unless the checkpoint has ended by
 // the view: then nobody needs it. A number of which the view knows nothing is
-// passed without taking part. Who calls it holds passing.
+// passed without taking part, and so is one that waits for participants by the
+// view: the checkpoint fails, whether that is how it stands or the view is old
+// (ME11 of package meta). Who calls it holds passing.
 func (r *replica) pass(ctx context.Context, v *meta.View, number uint64) error {
 	b := raftfsm.Barrier{Number: number, Epoch: r.machine.Header().Epoch}
-	if number < v.NextCheckpoint() {
+	if number <= v.PassedBarrier() {
 		c, s := v.Checkpoint(number), v.CheckpointShard(number, r.id)
 		if c == nil || !c.Running() || s == nil {
 			return nil

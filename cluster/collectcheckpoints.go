@@ -64,7 +64,7 @@ func (n *Node) collectCheckpoints(ch chan<- prometheus.Metric) {
 		return
 	}
 	f := checkpointFacts{last: v.LastCheckpoint(), running: v.RunningCheckpoint(), objects: v.ObjectCount(), nowMs: n.wallMs()}
-	phases := map[meta.CheckpointPhase]int{meta.CheckpointAnnounced: 0, meta.CheckpointMetadata: 0, meta.CheckpointCompleted: 0,
+	phases := map[meta.CheckpointPhase]int{meta.CheckpointWaiting: 0, meta.CheckpointAnnounced: 0, meta.CheckpointMetadata: 0, meta.CheckpointCompleted: 0,
 		meta.CheckpointFailed: 0, meta.CheckpointDeleting: 0}
 	for _, c := range v.Checkpoints() {
 		phases[c.Phase]++

@@ -81,6 +81,9 @@ func (n *Node) restoreStates(ctx context.Context, s *system, c *snapshot.Checkpo
 			Function: d.Function, FunctionParams: d.FunctionParams, CodecVersion: int(d.CodecVersion), DroppedMs: d.DroppedMs,
 		})
 	}
+	for _, p := range c.Participants {
+		want.Positions = append(want.Positions, meta.RestoredPosition{Participant: p.ID, Cluster: c.ClusterID, Checkpoint: c.Number, Bytes: p.Bytes})
+	}
 	for more := true; more; {
 		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 			txn, err := meta.RestoreStatesTxn(v, want)

@@ -11,9 +11,12 @@ import (
 // CheckpointPhase is where a checkpoint of the cluster stands.
 type CheckpointPhase string
 
-// The phases of a checkpoint. The first two are running; at most one checkpoint
+// The phases of a checkpoint. The first three are running; at most one checkpoint
 // runs at a time (ME7). Frozen.
 const (
+	// CheckpointWaiting: participants are to acknowledge; until they all have, no
+	// shard passes the barrier (ME11). Without participants it is left out.
+	CheckpointWaiting CheckpointPhase = "waiting"
 	// CheckpointAnnounced: the shards are to pass the barrier and to upload.
 	CheckpointAnnounced CheckpointPhase = "announced"
 	// CheckpointMetadata: every shard has uploaded; nothing of the checkpoint
@@ -40,6 +43,10 @@ type Checkpoint struct {
 	KeyGroups   int              `json:"key_groups"`
 	// Shards is how many shards it has.
 	Shards int `json:"shards"`
+	// Participants is how many participants it has, PositionBytes the sum of what
+	// they have given.
+	Participants  int `json:"participants,omitempty"`
+	PositionBytes int `json:"position_bytes,omitempty"`
 	// CreatedMs, UpdatedMs and EndedMs (0 while it runs) are the wall clock of
 	// who made the change.
 	CreatedMs uint64 `json:"created_ms"`
@@ -65,7 +72,7 @@ type Checkpoint struct {
 
 // Running says that the checkpoint has neither completed nor failed.
 func (c *Checkpoint) Running() bool {
-	return c.Phase == CheckpointAnnounced || c.Phase == CheckpointMetadata
+	return c.Phase == CheckpointWaiting || c.Phase == CheckpointAnnounced || c.Phase == CheckpointMetadata
 }
 
 // doomed says that objects of the checkpoint are to be planned for deletion.

@@ -67,6 +67,7 @@ func StartCheckpointTxn(v *View, nowMs uint64, spec CheckpointSpec) (broadcast.T
 	b.advance(v, counterCheckpoint, number+1)
 	b.advance(v, counterAttempt, attempt+uint64(len(shards)))
 	b.expect(clusterKey, c.Revision)
+	b.await(v, rec)
 	b.replace(kindCheckpoint, idKey(kindCheckpoint, number), 0, rec)
 	var tiles []Shard
 	for i, s := range shards {
@@ -102,6 +103,8 @@ func uploading(v *View, number uint64, group base.GroupID, attempt uint64) (*Che
 		return nil, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is not running", number))
 	case !c.Running():
 		return nil, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d is %s", number, c.Phase))
+	case c.Phase == CheckpointWaiting:
+		return nil, nil, conflict("checkpoint", fmt.Sprintf("checkpoint %d waits for participants, shards have no part in it yet", number))
 	case s == nil:
 		return nil, nil, conflict("group", fmt.Sprintf("checkpoint %d has no shard %s", number, group))
 	case s.Attempt != attempt:
@@ -367,6 +370,9 @@ func MetadataPhaseTxn(v *View, nowMs, number uint64) (broadcast.Txn, error) {
 	if c.Phase == CheckpointMetadata {
 		return broadcast.Txn{}, nil
 	}
+	if c.Phase == CheckpointWaiting {
+		return broadcast.Txn{}, conflict("participants", fmt.Sprintf("checkpoint %d waits for participants", number))
+	}
 	next := *c
 	var tiles []Shard
 	for _, s := range v.CheckpointShards(number) {
@@ -399,7 +405,8 @@ func (t *CheckpointTotals) add(s *CheckpointShard) {
 
 // CompleteTxn completes a checkpoint whose `_metadata`, with this SHA-256 and size,
 // is durable, and no longer retains the completed ones before it but the newest,
-// retain of them with this one (at least 1). What only those used is planned for
+// retain of them with this one (at least 1), and those that participants need
+// (ME12). What only those used is planned for
 // deletion, in this transaction as far as it can hold it (PlanDeletionsTxn does the
 // rest). It is empty if the checkpoint is completed; base.ErrConflict if it is not
 // in CheckpointMetadata.
@@ -416,12 +423,12 @@ func CompleteTxn(v *View, nowMs, number uint64, sum [32]byte, size int64, retain
 	next.Phase, next.EndedMs = CheckpointCompleted, max(nowMs, c.UpdatedMs)
 	next.UpdatedMs, next.MetadataSHA256, next.MetadataSize = next.EndedMs, sum, size
 	p.change(&next)
-	left := max(retain, 1)
+	left, pinned := max(retain, 1), v.pinned(c)
 	for _, old := range slices.Backward(p.heads) {
 		if old.Phase != CheckpointCompleted {
 			continue
 		}
-		if left--; left < 0 {
+		if left--; left < 0 && !pinned[old.Number] {
 			gone := *old
 			gone.Phase, gone.UpdatedMs = CheckpointDeleting, max(nowMs, old.UpdatedMs)
 			p.change(&gone)
@@ -453,6 +460,7 @@ func FailCheckpointTxn(v *View, nowMs, number uint64, reason string) (broadcast.
 	p.later = number
 	next.UpdatedMs, next.Error = next.EndedMs, string(bytes.ToValidUTF8([]byte(strings.TrimSpace(reason)), []byte("?")))
 	p.change(&next)
+	p.deleteOf(kindPosition, number)
 	return p.done()
 }
 

@@ -39,6 +39,17 @@ func dumpCheckpoints(v *View) string {
 		line(fmt.Sprintf("rollback shard at %d", s.Revision), s)
 		return true
 	})
+	for _, p := range v.Participants() {
+		line(fmt.Sprintf("participant at %d", p.Revision), p)
+	}
+	v.positions.Scan(func(key string, p *Position) bool {
+		line(fmt.Sprintf("position %x at %d", key, p.Revision), p)
+		return true
+	})
+	v.restored.Scan(func(_ string, p *RestoredPosition) bool {
+		line(fmt.Sprintf("restored at %d", p.Revision), p)
+		return true
+	})
 	for _, p := range v.Plans() {
 		line(fmt.Sprintf("plan at %d", p.Revision), p)
 	}

@@ -25,6 +25,11 @@ type checkpointTables struct {
 	plans    *btree.Map[uint64, *DeletePlan]
 	// rollbacks is ordered by (operation, group).
 	rollbacks *btree.Map[string, *RollbackShard]
+
+	participants *btree.Map[string, *Participant]
+	// positions is ordered by (checkpoint, participant).
+	positions *btree.Map[string, *Position]
+	restored  *btree.Map[string, *RestoredPosition]
 }
 
 // content is a piece of an object.
@@ -43,6 +48,10 @@ func newCheckpointTables() checkpointTables {
 		contents:    btree.NewMap[string, content](tableDegree),
 		plans:       btree.NewMap[uint64, *DeletePlan](tableDegree),
 		rollbacks:   btree.NewMap[string, *RollbackShard](tableDegree),
+
+		participants: btree.NewMap[string, *Participant](tableDegree),
+		positions:    btree.NewMap[string, *Position](tableDegree),
+		restored:     btree.NewMap[string, *RestoredPosition](tableDegree),
 	}
 }
 
@@ -65,6 +74,15 @@ func (t *checkpointTables) publish(old checkpointTables, dirty kindSet) checkpoi
 	}
 	if dirty&hasRollbacks != 0 {
 		old.rollbacks = t.rollbacks.Copy()
+	}
+	if dirty&hasParticipants != 0 {
+		old.participants = t.participants.Copy()
+	}
+	if dirty&hasPositions != 0 {
+		old.positions = t.positions.Copy()
+	}
+	if dirty&hasRestored != 0 {
+		old.restored = t.restored.Copy()
 	}
 	return old
 }
@@ -146,7 +164,42 @@ func (t *checkpointTables) set(kind, rest string, value []byte, rev base.Revisio
 		t.usesOf.Set(numbersKey(n, g, p), rec)
 		return hasCheckpointUses, true, same(err, [3]uint64{n, g, p}, [3]uint64{rec.Checkpoint, uint64(rec.Group), rec.Part})
 	}
+	return t.setParticipant(kind, rest, value, rev)
+}
+
+// setParticipant is set for what concerns participants.
+func (t *checkpointTables) setParticipant(kind, rest string, value []byte, rev base.Revision) (k kindSet, ok bool, err error) {
+	switch kind {
+	case kindParticipant:
+		rec := &Participant{Revision: rev}
+		err := decode(kind, value, rec)
+		t.participants.Set(rest, rec)
+		return hasParticipants, true, same(err, rest, rec.ID)
+	case kindPosition:
+		rec := &Position{Revision: rev}
+		n, id, err := parsePositionKey(rest)
+		if err != nil {
+			return 0, true, err
+		}
+		err = decode(kind, value, rec)
+		t.positions.Set(numbersKey(n)+id, rec)
+		return hasPositions, true, same(same(err, n, rec.Checkpoint), id, rec.Participant)
+	case kindRestoredPosition:
+		rec := &RestoredPosition{Revision: rev}
+		err := decode(kind, value, rec)
+		t.restored.Set(rest, rec)
+		return hasRestored, true, same(err, rest, rec.Participant)
+	}
 	return 0, false, nil
+}
+
+// parsePositionKey reads what positionKey has behind the kind.
+func parsePositionKey(rest string) (checkpoint uint64, participant string, err error) {
+	number, participant, _ := strings.Cut(rest, "/")
+	if checkpoint, err = parseID(number); err == nil && participant == "" {
+		err = fmt.Errorf("no participant in key %q: %w", rest, base.ErrCorrupt)
+	}
+	return checkpoint, participant, err
 }
 
 func (t *checkpointTables) setNumbered(kind string, id uint64, value []byte, rev base.Revision) (kindSet, error) {
@@ -236,6 +289,16 @@ func (t *checkpointTables) remove(kind, rest string) (k kindSet, ok bool, err er
 		n, err = parseID(rest)
 		t.plans.Delete(n)
 		return hasPlans, true, err
+	case kindParticipant:
+		t.participants.Delete(rest)
+		return hasParticipants, true, nil
+	case kindPosition:
+		n, id, err := parsePositionKey(rest)
+		t.positions.Delete(numbersKey(n) + id)
+		return hasPositions, true, err
+	case kindRestoredPosition:
+		t.restored.Delete(rest)
+		return hasRestored, true, nil
 	}
 	return 0, false, nil
 }

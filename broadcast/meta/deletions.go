@@ -72,6 +72,7 @@ func (p *planning) done() (broadcast.Txn, error) {
 			p.delete(key)
 			p.deleteOf(kindCheckpointShard, c.Number)
 			p.deleteOf(kindCheckpointUses, c.Number)
+			p.deleteOf(kindPosition, c.Number)
 			continue
 		}
 		p.replaceCheckpoint(c)

@@ -45,4 +45,10 @@
 //	ME10 At most one rollback runs, and no checkpoint beside it. Until it ends the
 //	     checkpoint that it goes back to is retained. The incarnation and the epochs
 //	     of all shards change with the end of the last session, in one transaction.
+//	ME11 No shard passes the barrier of a checkpoint before every participant that
+//	     was registered at its start has acknowledged, while all of these
+//	     registrations last: one that ends before makes it fail.
+//	ME12 For every registered participant the newest completed checkpoint that has
+//	     its position, and is none that a rollback has left behind, is retained,
+//	     whatever is retained beside it.
 package meta

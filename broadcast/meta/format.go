@@ -45,6 +45,10 @@ const (
 	kindDeletePlan      = "delete-plan"
 
 	kindRollbackShard = "rollback-shard"
+
+	kindParticipant      = "participant"
+	kindPosition         = "checkpoint-participant"
+	kindRestoredPosition = "restored-position"
 )
 
 // The counters.
@@ -57,6 +61,8 @@ const (
 	counterCheckpoint = "checkpoint"
 	counterAttempt    = "attempt"
 	counterPlan       = "delete-plan"
+
+	counterParticipant = "participant"
 )
 
 // idKey is the key of a record that has a number: 16 hexadecimal digits, so

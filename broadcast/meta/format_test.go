@@ -38,7 +38,7 @@ func goldenRecords() map[string]struct {
 		"ended-floor": {kindEndedFloor, &endedFloor{Revision: 12}},
 		"operation":   {kindOperation, &Operation{ID: 1, Kind: OperationFound, Phase: PhaseFoundAdmit, Spec: json.RawMessage(`{"nodes":[]}`), Error: "waiting", CreatedMs: 1, UpdatedMs: 2}},
 		"counter":     {kindCounter, &counter{Next: 9}},
-		"checkpoint": {kindCheckpoint, &Checkpoint{Number: 12, Phase: CheckpointFailed, Automatic: true, Incarnation: 2, KeyGroups: 128, Shards: 4,
+		"checkpoint": {kindCheckpoint, &Checkpoint{Number: 12, Phase: CheckpointFailed, Automatic: true, Incarnation: 2, KeyGroups: 128, Shards: 4, Participants: 2, PositionBytes: 9,
 			CreatedMs: 1_700_000_000_000, UpdatedMs: 1_700_000_000_002, EndedMs: 1_700_000_000_002, TimeoutMs: 60000, Error: "shard S1 on node n2: gone",
 			MetadataSHA256: sumOf("metadata"), MetadataSize: 700, Totals: CheckpointTotals{FullBytes: 1, NewBytes: 2, Files: 3, NewFiles: 4, Objects: 5, Requests: 6, SyncMs: 7, AsyncMs: 8},
 			Garbage: true, MetadataPlanned: true}},
@@ -52,6 +52,9 @@ func goldenRecords() map[string]struct {
 		"delete-plan": {kindDeletePlan, &DeletePlan{ID: 5, Keys: []string{"00ff/checkpoints/0000000012/_metadata", "00ff/" + sumOf("pack").String() + ".17"}, CreatedMs: 1_700_000_000_003, Why: "checkpoint 12"}},
 		"rollback-shard": {kindRollbackShard, &RollbackShard{Operation: 9, Group: 3, Epoch: 5, Bytes: 700, State: RollbackShardFenced,
 			Prepared: []base.ReplicaID{"n1.1", "n2.4"}, Problem: "node n3: the object store is away", UpdatedMs: 1_700_000_000_004}},
+		"participant":            {kindParticipant, &Participant{ID: "flights", Number: 3, Session: 1<<64 - 2, RegisteredMs: 1_700_000_000_005}},
+		"checkpoint-participant": {kindPosition, &Position{Checkpoint: 12, Participant: "flights", Registration: 3, Session: 1<<64 - 2, Given: true, Bytes: []byte("row 4711"), UpdatedMs: 1_700_000_000_006}},
+		"restored-position":      {kindRestoredPosition, &RestoredPosition{Participant: "flights", Cluster: "00ff", Checkpoint: 12, Incarnation: 3, Bytes: []byte("row 4711")}},
 	}
 }
 

@@ -130,11 +130,12 @@ func (v *View) RestoreUnderWay() *FoundingRestore {
 	return spec.Restore
 }
 
-// RestoredStates are the declarations of a checkpoint. Those whose DroppedMs is
-// not 0 were dropped.
+// RestoredStates are the declarations of a checkpoint, and what its participants
+// had given. States whose DroppedMs is not 0 were dropped.
 type RestoredStates struct {
 	Keyspaces []Keyspace
 	States    []Declaration
+	Positions []RestoredPosition
 }
 
 // The bounds of one transaction of RestoreStatesTxn.
@@ -193,6 +194,18 @@ func RestoreStatesTxn(v *View, want RestoredStates) (broadcast.Txn, error) {
 	}
 	if next > v.next(counterState) {
 		b.advance(v, counterState, next)
+	}
+	for _, p := range want.Positions {
+		if v.RestoredPosition(p.Participant) != nil {
+			continue
+		}
+		if err := checkName("participant", p.Participant); err != nil {
+			return broadcast.Txn{}, err
+		}
+		p.Incarnation = v.Cluster().Incarnation
+		if put(kindRestoredPosition, nameKey(kindRestoredPosition, p.Participant), p); full() {
+			return b.done()
+		}
 	}
 	if Empty(b.txn) {
 		return broadcast.Txn{}, b.err

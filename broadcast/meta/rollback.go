@@ -398,6 +398,7 @@ func (b *builder) turn(v *View, r *Rollback, nowMs uint64) {
 	b.expectCounter(v, counterSession) // nobody opens one meanwhile
 	cluster := *v.Cluster()
 	cluster.Incarnation = r.Incarnation
+	b.giveBack(v, r.Checkpoint, r.Incarnation)
 	b.replace(kindCluster, clusterKey, cluster.Revision, cluster)
 	for _, s := range v.RollbackShards(r.ID) {
 		rec := *v.Shard(s.Group)

@@ -8,7 +8,7 @@ import (
 )
 
 // kindSet is a set of tables.
-type kindSet uint16
+type kindSet uint32
 
 const (
 	hasCounters kindSet = 1 << iota
@@ -26,6 +26,9 @@ const (
 	hasObjects
 	hasPlans
 	hasRollbacks
+	hasParticipants
+	hasPositions
+	hasRestored
 )
 
 // publish returns the tables with copies of those in dirty, and old's for the

@@ -273,6 +273,11 @@ func (c *Coordinator) lead(in *Input, r *meta.Checkpoint, propose proposeFunc, o
 		return
 	}
 	switch {
+	case r.Phase == meta.CheckpointWaiting:
+		if v.WaitingFor(r.Number) == "" {
+			txn, err := meta.PutBarriersTxn(v, in.WallMs, r.Number)
+			propose(fmt.Sprintf("every participant has acknowledged checkpoint %d", r.Number), txn, err)
+		}
 	case r.Phase == meta.CheckpointMetadata:
 		if c.metadata.ready(in.Now) {
 			c.metadata.underWay = true
@@ -288,7 +293,12 @@ func notUploaded(s *meta.CheckpointShard) bool { return s.State != meta.Checkpoi
 
 // hopeless says why a running checkpoint is to fail, or nothing.
 func (c *Coordinator) hopeless(in *Input, r *meta.Checkpoint, shards []*meta.CheckpointShard) string {
-	if r.Phase == meta.CheckpointAnnounced {
+	if r.Phase == meta.CheckpointWaiting {
+		if id := in.View.LostParticipant(r.Number); id != "" {
+			return fmt.Sprintf("participant %q is lost: its session has ended, or it has registered again or gone", id)
+		}
+	}
+	if r.Phase == meta.CheckpointWaiting || r.Phase == meta.CheckpointAnnounced {
 		if why := mapChange(in.View, shards); why != "" {
 			return "the shard map has changed: " + why
 		}
@@ -304,6 +314,9 @@ func (c *Coordinator) hopeless(in *Input, r *meta.Checkpoint, shards []*meta.Che
 	timeout := time.Duration(r.TimeoutMs) * time.Millisecond
 	if in.Now-c.runningSince < timeout {
 		return ""
+	}
+	if id := in.View.WaitingFor(r.Number); r.Phase == meta.CheckpointWaiting && id != "" {
+		return fmt.Sprintf("not done after %s; participant %q has not acknowledged", timeout, id)
 	}
 	if r.Phase == meta.CheckpointMetadata {
 		if c.metadata.err != nil {

@@ -27,6 +27,8 @@
 //	     decide; a checkpoint completes only after it is known to be durable.
 //	CK4  The uploader of a shard stays as long as its node lives and holds a
 //	     replica, so that what it has uploaded is used again.
+//	CK6  Participants acknowledge before a shard passes the barrier (ME11); one that
+//	     is lost before that, or too late, fails the checkpoint by its name.
 //	CK5  A rollback goes on from phase to phase under whoever leads; it ends at its
 //	     timeout only while no shard can have been fenced.
 package checkpoint

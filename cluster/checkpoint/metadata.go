@@ -31,6 +31,9 @@ func Metadata(v *meta.View, number uint64) (*snapshot.Checkpoint, error) {
 			Function: d.Function, FunctionParams: d.FunctionParams, CodecVersion: uint32(d.CodecVersion), DroppedMs: d.DroppedMs,
 		})
 	}
+	for _, p := range v.Positions(number) {
+		out.Participants = append(out.Participants, snapshot.Participant{ID: p.Participant, Bytes: p.Bytes})
+	}
 	for _, s := range v.CheckpointShards(number) {
 		r := s.Report
 		if r == nil {

@@ -25,13 +25,15 @@ type seen struct {
 	registry map[uint64]bool
 	// files are the manifests that were read, by key.
 	files map[string][]manifestFile
+	// positions are the checkpoints whose positions are counted.
+	positions map[uint64]bool
 	// problems keeps each from being noted again and again.
 	problems map[string]bool
 }
 
 func newSeen() seen {
 	return seen{phases: map[uint64]meta.CheckpointPhase{}, attempts: map[uint64]string{}, planned: map[string]bool{}, registry: map[uint64]bool{},
-		files: map[string][]manifestFile{}, problems: map[string]bool{}}
+		files: map[string][]manifestFile{}, problems: map[string]bool{}, positions: map[uint64]bool{}}
 }
 
 func (w *checkpoints) problem(format string, args ...any) {
@@ -84,6 +86,9 @@ func (w *checkpoints) checkRecords(v *meta.View) {
 				w.rep.Completed++
 			case c.Phase == meta.CheckpointFailed:
 				w.rep.Failed++
+				if strings.Contains(c.Error, "participant") {
+					w.rep.Lost++
+				}
 			}
 			w.loop.Note("checkpoint %d is %s: %s", c.Number, c.Phase, c.Error)
 		}
@@ -149,6 +154,7 @@ func (w *checkpoints) checkCompleted(v *meta.View, c *meta.Checkpoint) {
 		w.problem("checkpoint %d: %v", c.Number, err)
 		return
 	}
+	w.checkParticipants(m)
 	for _, s := range m.Shards {
 		for _, f := range w.manifest(s.ManifestKey, w.cuts[[2]uint64{c.Number, uint64(s.Group)}]) {
 			x, ok := w.store.held[f.Place.Object]

@@ -42,6 +42,10 @@ const (
 	SweepForeign CheckpointFault = "sweep of foreign objects"
 	// ForgetPlans forgets delete plans without executing them.
 	ForgetPlans CheckpointFault = "plans are forgotten"
+	// WriteBeforeBarrier lets participants go on before the barriers may be put.
+	WriteBeforeBarrier CheckpointFault = "participants do not wait for the barriers"
+	// CarryNoBarrier lets participants write without the barrier that they know.
+	CarryNoBarrier CheckpointFault = "participants do not carry the barrier"
 )
 
 // CheckpointReport is what a run of RunCheckpoints showed.
@@ -53,22 +57,28 @@ type CheckpointReport struct {
 	// objects that were used again.
 	Completed, Failed, Deleted, Swept, Reused int
 	Puts, Deletes                             int
-	Problems                                  []string
+	// Positions counts those in completed checkpoints, Lost the checkpoints that
+	// failed because a participant was lost or late.
+	Positions, Lost int
+	Problems        []string
 }
 
 // checkpoints is the world: nodes with coordinators and uploaders, a system group,
 // an object store.
 type checkpoints struct {
-	loop    *Loop
-	meta    *metadata
-	store   *objects
-	fault   CheckpointFault
-	nodes   [replicas]*checkpointNode
-	shards  [checkpointShards]*shardFiles
-	cuts    map[[2]uint64][]string
-	foreign map[string]stored
-	config  checkpoint.Config
-	grace   time.Duration
+	loop   *Loop
+	meta   *metadata
+	store  *objects
+	fault  CheckpointFault
+	nodes  [replicas]*checkpointNode
+	shards [checkpointShards]*shardFiles
+	cuts   map[[2]uint64][]string
+	// counts are what participants had written at the cuts.
+	counts       map[[2]uint64]map[string]uint64
+	participants []*participant
+	foreign      map[string]stored
+	config       checkpoint.Config
+	grace        time.Duration
 	// quiet ends faults and users.
 	quiet bool
 	seen  seen
@@ -91,6 +101,8 @@ type checkpointNode struct {
 type shardFiles struct {
 	id    base.GroupID
 	files []string
+	// written is how often each participant has written here.
+	written map[string]uint64
 }
 
 // RunCheckpoints simulates d of virtual time of checkpoints, then lets everything
@@ -98,7 +110,7 @@ type shardFiles struct {
 func RunCheckpoints(seed uint64, d time.Duration, fault CheckpointFault, lines func(string)) (*CheckpointReport, error) {
 	l := NewLoop(seed)
 	l.Lines = lines
-	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, foreign: map[string]stored{},
+	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, counts: map[[2]uint64]map[string]uint64{}, foreign: map[string]stored{},
 		store: &objects{loop: l, held: map[string]stored{}, trouble: 0.04}, grace: 2 * time.Second, seen: newSeen(),
 		config: checkpoint.Config{Interval: 1500 * time.Millisecond, Retain: 1 + l.IntN(3), Timeout: 3 * time.Second, Lost: 800 * time.Millisecond, SweepInterval: 2 * time.Second}}
 	if err := w.found(); err != nil {
@@ -156,7 +168,7 @@ func (w *checkpoints) found() error {
 	for i := range w.shards {
 		s := meta.Shard{ID: base.GroupID(i + 1), Lo: i * checkpointGroups / checkpointShards, Hi: (i + 1) * checkpointGroups / checkpointShards, Epoch: 1, Birth: base.Birth(i + 1), Replicas: holders}
 		shards = append(shards, s)
-		w.shards[i] = &shardFiles{id: s.ID}
+		w.shards[i] = &shardFiles{id: s.ID, written: map[string]uint64{}}
 		for range 4 {
 			w.shards[i].write(w.loop)
 		}
@@ -209,6 +221,9 @@ func (w *checkpoints) live() {
 	w.takeOffice(0, 3*time.Second)
 	l.Every(1200*time.Millisecond, func() bool { w.use(l.IntN(replicas)); return !w.quiet })
 	l.Every(3*time.Second, func() bool { w.move(); return !w.quiet })
+	for i := range l.IntN(3) {
+		w.participate(fmt.Sprintf("p%d", i))
+	}
 }
 
 // crash ends a node's process, with all that it has under way, and starts it again.

@@ -31,6 +31,8 @@
 //	     gets into the registry; nothing leaves the registry while a checkpoint
 //	     runs, and nothing is in it that no checkpoint uses.
 //	SS8  Objects that are not the cluster's own stay as they are.
+//	SS10 What a participant has given to a completed checkpoint is exactly what the
+//	     cuts of the shards hold of it.
 //	SS9  At rest, the store holds what is retained and what is foreign, nothing
 //	     else.
 package steps

@@ -55,7 +55,7 @@ func (w *checkpoints) work(n *checkpointNode) {
 		return
 	}
 	r := w.view(n.i).RunningCheckpoint()
-	if r == nil {
+	if r == nil || r.Phase == meta.CheckpointWaiting {
 		return
 	}
 	for _, s := range w.view(n.i).CheckpointShards(r.Number) {
@@ -132,9 +132,7 @@ func (j *uploadJob) begin() {
 	j.started = true
 	w := j.w
 	id := [2]uint64{j.rec.Checkpoint, uint64(j.rec.Group)}
-	if w.cuts[id] == nil {
-		w.cuts[id] = slices.Clone(w.shards[j.rec.Group-1].files)
-	}
+	w.cut(id)
 	v := w.view(j.node.i)
 	c := v.Checkpoint(j.rec.Checkpoint)
 	j.saw = c != nil && c.Running()
