@@ -17,8 +17,9 @@ type CheckpointInfo struct {
 	meta.Checkpoint
 	// URI is where it lies, once it has completed.
 	URI string
-	// Shards are empty in lists.
-	Shards []*meta.CheckpointShard
+	// Shards and Positions are empty in lists.
+	Shards    []*meta.CheckpointShard
+	Positions []*meta.Position
 }
 
 // Ended says that nothing of the checkpoint is to come.
@@ -53,7 +54,7 @@ func (n *Node) checkpointInfo(v *meta.View, c *meta.Checkpoint, shards bool) Che
 		info.URI = strings.TrimSuffix(n.opts.ObjectsURI, "/") + "/" + key[:strings.LastIndexByte(key, '/')]
 	}
 	if shards {
-		info.Shards = v.CheckpointShards(c.Number)
+		info.Shards, info.Positions = v.CheckpointShards(c.Number), v.Positions(c.Number)
 	}
 	return info
 }

@@ -21,6 +21,719 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RegisterParticipantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterParticipantRequest) Reset() {
+	*x = RegisterParticipantRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterParticipantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterParticipantRequest) ProtoMessage() {}
+
+func (x *RegisterParticipantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterParticipantRequest.ProtoReflect.Descriptor instead.
+func (*RegisterParticipantRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RegisterParticipantRequest) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *RegisterParticipantRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+type RegisterParticipantResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// barrier is the newest checkpoint of which shards may have passed the barrier:
+	// writes carry it as barrier_seen.
+	Barrier       uint64       `protobuf:"varint,1,opt,name=barrier,proto3" json:"barrier,omitempty"`
+	Participant   *Participant `protobuf:"bytes,2,opt,name=participant,proto3" json:"participant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegisterParticipantResponse) Reset() {
+	*x = RegisterParticipantResponse{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegisterParticipantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegisterParticipantResponse) ProtoMessage() {}
+
+func (x *RegisterParticipantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegisterParticipantResponse.ProtoReflect.Descriptor instead.
+func (*RegisterParticipantResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RegisterParticipantResponse) GetBarrier() uint64 {
+	if x != nil {
+		return x.Barrier
+	}
+	return 0
+}
+
+func (x *RegisterParticipantResponse) GetParticipant() *Participant {
+	if x != nil {
+		return x.Participant
+	}
+	return nil
+}
+
+type UnregisterParticipantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"` // 0 for whoever's it is
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnregisterParticipantRequest) Reset() {
+	*x = UnregisterParticipantRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnregisterParticipantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnregisterParticipantRequest) ProtoMessage() {}
+
+func (x *UnregisterParticipantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnregisterParticipantRequest.ProtoReflect.Descriptor instead.
+func (*UnregisterParticipantRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *UnregisterParticipantRequest) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *UnregisterParticipantRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+type UnregisterParticipantResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnregisterParticipantResponse) Reset() {
+	*x = UnregisterParticipantResponse{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnregisterParticipantResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnregisterParticipantResponse) ProtoMessage() {}
+
+func (x *UnregisterParticipantResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnregisterParticipantResponse.ProtoReflect.Descriptor instead.
+func (*UnregisterParticipantResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+}
+
+type GetParticipantRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetParticipantRequest) Reset() {
+	*x = GetParticipantRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetParticipantRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetParticipantRequest) ProtoMessage() {}
+
+func (x *GetParticipantRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetParticipantRequest.ProtoReflect.Descriptor instead.
+func (*GetParticipantRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GetParticipantRequest) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+type Participant struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Participant string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Session     uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"` // 0 if it is not registered
+	Alive       bool                   `protobuf:"varint,3,opt,name=alive,proto3" json:"alive,omitempty"`     // takes part in checkpoints
+	// last is its part in the newest checkpoint that has one and can be rolled back to.
+	Last *ParticipantPosition `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`
+	// restored is what it had given to the checkpoint that the cluster was last rolled
+	// back to, or was made of.
+	Restored      *RestoredPosition `protobuf:"bytes,5,opt,name=restored,proto3" json:"restored,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Participant) Reset() {
+	*x = Participant{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Participant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Participant) ProtoMessage() {}
+
+func (x *Participant) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Participant.ProtoReflect.Descriptor instead.
+func (*Participant) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Participant) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *Participant) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *Participant) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+func (x *Participant) GetLast() *ParticipantPosition {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *Participant) GetRestored() *RestoredPosition {
+	if x != nil {
+		return x.Restored
+	}
+	return nil
+}
+
+type ParticipantPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Given         bool                   `protobuf:"varint,2,opt,name=given,proto3" json:"given,omitempty"`
+	Position      []byte                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	Checkpoint    uint64                 `protobuf:"varint,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ParticipantPosition) Reset() {
+	*x = ParticipantPosition{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParticipantPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParticipantPosition) ProtoMessage() {}
+
+func (x *ParticipantPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParticipantPosition.ProtoReflect.Descriptor instead.
+func (*ParticipantPosition) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ParticipantPosition) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *ParticipantPosition) GetGiven() bool {
+	if x != nil {
+		return x.Given
+	}
+	return false
+}
+
+func (x *ParticipantPosition) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+func (x *ParticipantPosition) GetCheckpoint() uint64 {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return 0
+}
+
+type RestoredPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Checkpoint    uint64                 `protobuf:"varint,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`          // that made the checkpoint; empty for this one
+	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // that began with it
+	Position      []byte                 `protobuf:"bytes,4,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoredPosition) Reset() {
+	*x = RestoredPosition{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoredPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoredPosition) ProtoMessage() {}
+
+func (x *RestoredPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoredPosition.ProtoReflect.Descriptor instead.
+func (*RestoredPosition) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RestoredPosition) GetCheckpoint() uint64 {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return 0
+}
+
+func (x *RestoredPosition) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *RestoredPosition) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *RestoredPosition) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+type WaitCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`
+	After         uint64                 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"` // only numbers above
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitCheckpointRequest) Reset() {
+	*x = WaitCheckpointRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitCheckpointRequest) ProtoMessage() {}
+
+func (x *WaitCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*WaitCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WaitCheckpointRequest) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *WaitCheckpointRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *WaitCheckpointRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+type WaitCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // 0 if none waits for it yet
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitCheckpointResponse) Reset() {
+	*x = WaitCheckpointResponse{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitCheckpointResponse) ProtoMessage() {}
+
+func (x *WaitCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*WaitCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WaitCheckpointResponse) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+type AcknowledgeCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	Position      []byte                 `protobuf:"bytes,4,opt,name=position,proto3" json:"position,omitempty"` // at most 512 KiB
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeCheckpointRequest) Reset() {
+	*x = AcknowledgeCheckpointRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeCheckpointRequest) ProtoMessage() {}
+
+func (x *AcknowledgeCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*AcknowledgeCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AcknowledgeCheckpointRequest) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *AcknowledgeCheckpointRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *AcknowledgeCheckpointRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AcknowledgeCheckpointRequest) GetPosition() []byte {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
+type AcknowledgeCheckpointResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Passed        bool                   `protobuf:"varint,1,opt,name=passed,proto3" json:"passed,omitempty"` // false: call again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcknowledgeCheckpointResponse) Reset() {
+	*x = AcknowledgeCheckpointResponse{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcknowledgeCheckpointResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcknowledgeCheckpointResponse) ProtoMessage() {}
+
+func (x *AcknowledgeCheckpointResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcknowledgeCheckpointResponse.ProtoReflect.Descriptor instead.
+func (*AcknowledgeCheckpointResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AcknowledgeCheckpointResponse) GetPassed() bool {
+	if x != nil {
+		return x.Passed
+	}
+	return false
+}
+
+type AwaitCheckpointRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitCheckpointRequest) Reset() {
+	*x = AwaitCheckpointRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitCheckpointRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitCheckpointRequest) ProtoMessage() {}
+
+func (x *AwaitCheckpointRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitCheckpointRequest.ProtoReflect.Descriptor instead.
+func (*AwaitCheckpointRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *AwaitCheckpointRequest) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
 type CreateCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -29,7 +742,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -41,7 +754,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[0]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -54,7 +767,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{0}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
 }
 
 type CheckpointShard struct {
@@ -84,7 +797,7 @@ type CheckpointShard struct {
 
 func (x *CheckpointShard) Reset() {
 	*x = CheckpointShard{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -96,7 +809,7 @@ func (x *CheckpointShard) String() string {
 func (*CheckpointShard) ProtoMessage() {}
 
 func (x *CheckpointShard) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[1]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -109,7 +822,7 @@ func (x *CheckpointShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointShard.ProtoReflect.Descriptor instead.
 func (*CheckpointShard) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{1}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckpointShard) GetShard() uint64 {
@@ -241,7 +954,7 @@ func (x *CheckpointShard) GetAsyncMs() uint64 {
 type Checkpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	Phase         string                 `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`          // announced, metadata, completed, failed, deleting
+	Phase         string                 `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`          // waiting (for participants), announced, metadata, completed, failed, deleting
 	Ended         bool                   `protobuf:"varint,3,opt,name=ended,proto3" json:"ended,omitempty"`         // completed, failed or deleting
 	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`          // why it failed
 	Automatic     bool                   `protobuf:"varint,5,opt,name=automatic,proto3" json:"automatic,omitempty"` // started by the interval
@@ -258,14 +971,15 @@ type Checkpoint struct {
 	Uri           string                 `protobuf:"bytes,16,opt,name=uri,proto3" json:"uri,omitempty"`                         // where it lies; empty before it has completed
 	Incarnation   uint64                 `protobuf:"varint,17,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	KeyGroups     uint32                 `protobuf:"varint,18,opt,name=key_groups,json=keyGroups,proto3" json:"key_groups,omitempty"`
-	Shards        []*CheckpointShard     `protobuf:"bytes,19,rep,name=shards,proto3" json:"shards,omitempty"` // left out in lists
+	Shards        []*CheckpointShard     `protobuf:"bytes,19,rep,name=shards,proto3" json:"shards,omitempty"`             // left out in lists
+	Participants  []*ParticipantPosition `protobuf:"bytes,20,rep,name=participants,proto3" json:"participants,omitempty"` // left out in lists
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +991,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[2]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +1004,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{2}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Checkpoint) GetNumber() uint64 {
@@ -426,6 +1140,13 @@ func (x *Checkpoint) GetShards() []*CheckpointShard {
 	return nil
 }
 
+func (x *Checkpoint) GetParticipants() []*ParticipantPosition {
+	if x != nil {
+		return x.Participants
+	}
+	return nil
+}
+
 type ListCheckpointsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -434,7 +1155,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +1167,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[3]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +1180,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{3}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 type ListCheckpointsResponse struct {
@@ -476,7 +1197,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +1209,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +1222,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -541,7 +1262,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +1274,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +1287,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetCheckpointRequest) GetNumber() uint64 {
@@ -586,7 +1307,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +1319,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +1332,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VerifyCheckpointRequest) GetNumber() uint64 {
@@ -640,7 +1361,7 @@ type CheckpointFinding struct {
 
 func (x *CheckpointFinding) Reset() {
 	*x = CheckpointFinding{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -652,7 +1373,7 @@ func (x *CheckpointFinding) String() string {
 func (*CheckpointFinding) ProtoMessage() {}
 
 func (x *CheckpointFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -665,7 +1386,7 @@ func (x *CheckpointFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFinding.ProtoReflect.Descriptor instead.
 func (*CheckpointFinding) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CheckpointFinding) GetObject() string {
@@ -711,7 +1432,7 @@ type VerifyCheckpointProgress struct {
 
 func (x *VerifyCheckpointProgress) Reset() {
 	*x = VerifyCheckpointProgress{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +1444,7 @@ func (x *VerifyCheckpointProgress) String() string {
 func (*VerifyCheckpointProgress) ProtoMessage() {}
 
 func (x *VerifyCheckpointProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +1457,7 @@ func (x *VerifyCheckpointProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointProgress.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointProgress) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VerifyCheckpointProgress) GetObjects() uint64 {
@@ -790,7 +1511,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +1523,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +1536,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteCheckpointRequest) GetNumber() uint64 {
@@ -833,7 +1554,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1566,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1579,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 type RollBackRequest struct {
@@ -872,7 +1593,7 @@ type RollBackRequest struct {
 
 func (x *RollBackRequest) Reset() {
 	*x = RollBackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1605,7 @@ func (x *RollBackRequest) String() string {
 func (*RollBackRequest) ProtoMessage() {}
 
 func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1618,7 @@ func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackRequest.ProtoReflect.Descriptor instead.
 func (*RollBackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RollBackRequest) GetNumber() uint64 {
@@ -937,7 +1658,7 @@ type RollbackShard struct {
 
 func (x *RollbackShard) Reset() {
 	*x = RollbackShard{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1670,7 @@ func (x *RollbackShard) String() string {
 func (*RollbackShard) ProtoMessage() {}
 
 func (x *RollbackShard) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1683,7 @@ func (x *RollbackShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackShard.ProtoReflect.Descriptor instead.
 func (*RollbackShard) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RollbackShard) GetShard() uint64 {
@@ -1036,7 +1757,7 @@ type Rollback struct {
 
 func (x *Rollback) Reset() {
 	*x = Rollback{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1769,7 @@ func (x *Rollback) String() string {
 func (*Rollback) ProtoMessage() {}
 
 func (x *Rollback) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1782,7 @@ func (x *Rollback) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rollback.ProtoReflect.Descriptor instead.
 func (*Rollback) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Rollback) GetOperation() uint64 {
@@ -1122,7 +1843,7 @@ type GetRollbackRequest struct {
 
 func (x *GetRollbackRequest) Reset() {
 	*x = GetRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1855,7 @@ func (x *GetRollbackRequest) String() string {
 func (*GetRollbackRequest) ProtoMessage() {}
 
 func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1868,7 @@ func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRollbackRequest.ProtoReflect.Descriptor instead.
 func (*GetRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetRollbackRequest) GetOperation() uint64 {
@@ -1165,7 +1886,7 @@ type AbortRollbackRequest struct {
 
 func (x *AbortRollbackRequest) Reset() {
 	*x = AbortRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1898,7 @@ func (x *AbortRollbackRequest) String() string {
 func (*AbortRollbackRequest) ProtoMessage() {}
 
 func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,14 +1911,61 @@ func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRollbackRequest.ProtoReflect.Descriptor instead.
 func (*AbortRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 var File_keelstate_v1_checkpoint_proto protoreflect.FileDescriptor
 
 const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
-	"\x1dkeelstate/v1/checkpoint.proto\x12\fkeelstate.v1\x1a\x19keelstate/v1/common.proto\"\x19\n" +
+	"\x1dkeelstate/v1/checkpoint.proto\x12\fkeelstate.v1\x1a\x19keelstate/v1/common.proto\"X\n" +
+	"\x1aRegisterParticipantRequest\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\"t\n" +
+	"\x1bRegisterParticipantResponse\x12\x18\n" +
+	"\abarrier\x18\x01 \x01(\x04R\abarrier\x12;\n" +
+	"\vparticipant\x18\x02 \x01(\v2\x19.keelstate.v1.ParticipantR\vparticipant\"Z\n" +
+	"\x1cUnregisterParticipantRequest\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\"\x1f\n" +
+	"\x1dUnregisterParticipantResponse\"9\n" +
+	"\x15GetParticipantRequest\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\"\xd2\x01\n" +
+	"\vParticipant\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
+	"\x05alive\x18\x03 \x01(\bR\x05alive\x125\n" +
+	"\x04last\x18\x04 \x01(\v2!.keelstate.v1.ParticipantPositionR\x04last\x12:\n" +
+	"\brestored\x18\x05 \x01(\v2\x1e.keelstate.v1.RestoredPositionR\brestored\"\x89\x01\n" +
+	"\x13ParticipantPosition\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x14\n" +
+	"\x05given\x18\x02 \x01(\bR\x05given\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\fR\bposition\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x04 \x01(\x04R\n" +
+	"checkpoint\"\x8a\x01\n" +
+	"\x10RestoredPosition\x12\x1e\n" +
+	"\n" +
+	"checkpoint\x18\x01 \x01(\x04R\n" +
+	"checkpoint\x12\x18\n" +
+	"\acluster\x18\x02 \x01(\tR\acluster\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x1a\n" +
+	"\bposition\x18\x04 \x01(\fR\bposition\"i\n" +
+	"\x15WaitCheckpointRequest\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\"0\n" +
+	"\x16WaitCheckpointResponse\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"\x8e\x01\n" +
+	"\x1cAcknowledgeCheckpointRequest\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x1a\n" +
+	"\bposition\x18\x04 \x01(\fR\bposition\"7\n" +
+	"\x1dAcknowledgeCheckpointResponse\x12\x16\n" +
+	"\x06passed\x18\x01 \x01(\bR\x06passed\"0\n" +
+	"\x16AwaitCheckpointRequest\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"\x19\n" +
 	"\x17CreateCheckpointRequest\"\xf6\x03\n" +
 	"\x0fCheckpointShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
@@ -1219,7 +1987,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\aobjects\x18\x0f \x01(\x04R\aobjects\x12\x1a\n" +
 	"\brequests\x18\x10 \x01(\x04R\brequests\x12\x17\n" +
 	"\async_ms\x18\x11 \x01(\x04R\x06syncMs\x12\x19\n" +
-	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\"\xa1\x04\n" +
+	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\"\xe8\x04\n" +
 	"\n" +
 	"Checkpoint\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
@@ -1244,7 +2012,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\vincarnation\x18\x11 \x01(\x04R\vincarnation\x12\x1d\n" +
 	"\n" +
 	"key_groups\x18\x12 \x01(\rR\tkeyGroups\x125\n" +
-	"\x06shards\x18\x13 \x03(\v2\x1d.keelstate.v1.CheckpointShardR\x06shards\"\x18\n" +
+	"\x06shards\x18\x13 \x03(\v2\x1d.keelstate.v1.CheckpointShardR\x06shards\x12E\n" +
+	"\fparticipants\x18\x14 \x03(\v2!.keelstate.v1.ParticipantPositionR\fparticipants\"\x18\n" +
 	"\x16ListCheckpointsRequest\"\xbf\x01\n" +
 	"\x17ListCheckpointsResponse\x12:\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x18.keelstate.v1.CheckpointR\vcheckpoints\x12+\n" +
@@ -1295,7 +2064,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x06shards\x18\a \x03(\v2\x1b.keelstate.v1.RollbackShardR\x06shards\"2\n" +
 	"\x12GetRollbackRequest\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\x04R\toperation\"\x16\n" +
-	"\x14AbortRollbackRequest2\xb6\x05\n" +
+	"\x14AbortRollbackRequest2\x88\n" +
+	"\n" +
 	"\vCheckpoints\x12U\n" +
 	"\x10CreateCheckpoint\x12%.keelstate.v1.CreateCheckpointRequest\x1a\x18.keelstate.v1.Checkpoint0\x01\x12^\n" +
 	"\x0fListCheckpoints\x12$.keelstate.v1.ListCheckpointsRequest\x1a%.keelstate.v1.ListCheckpointsResponse\x12M\n" +
@@ -1304,7 +2074,13 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x10DeleteCheckpoint\x12%.keelstate.v1.DeleteCheckpointRequest\x1a&.keelstate.v1.DeleteCheckpointResponse\x12C\n" +
 	"\bRollBack\x12\x1d.keelstate.v1.RollBackRequest\x1a\x16.keelstate.v1.Rollback0\x01\x12G\n" +
 	"\vGetRollback\x12 .keelstate.v1.GetRollbackRequest\x1a\x16.keelstate.v1.Rollback\x12K\n" +
-	"\rAbortRollback\x12\".keelstate.v1.AbortRollbackRequest\x1a\x16.keelstate.v1.RollbackB<Z:github.com/keelstate/keelstate/api/keelstatepb;keelstatepbb\x06proto3"
+	"\rAbortRollback\x12\".keelstate.v1.AbortRollbackRequest\x1a\x16.keelstate.v1.Rollback\x12j\n" +
+	"\x13RegisterParticipant\x12(.keelstate.v1.RegisterParticipantRequest\x1a).keelstate.v1.RegisterParticipantResponse\x12p\n" +
+	"\x15UnregisterParticipant\x12*.keelstate.v1.UnregisterParticipantRequest\x1a+.keelstate.v1.UnregisterParticipantResponse\x12P\n" +
+	"\x0eGetParticipant\x12#.keelstate.v1.GetParticipantRequest\x1a\x19.keelstate.v1.Participant\x12[\n" +
+	"\x0eWaitCheckpoint\x12#.keelstate.v1.WaitCheckpointRequest\x1a$.keelstate.v1.WaitCheckpointResponse\x12p\n" +
+	"\x15AcknowledgeCheckpoint\x12*.keelstate.v1.AcknowledgeCheckpointRequest\x1a+.keelstate.v1.AcknowledgeCheckpointResponse\x12Q\n" +
+	"\x0fAwaitCheckpoint\x12$.keelstate.v1.AwaitCheckpointRequest\x1a\x18.keelstate.v1.CheckpointB<Z:github.com/keelstate/keelstate/api/keelstatepb;keelstatepbb\x06proto3"
 
 var (
 	file_keelstate_v1_checkpoint_proto_rawDescOnce sync.Once
@@ -1318,54 +2094,83 @@ func file_keelstate_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_checkpoint_proto_rawDescData
 }
 
-var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_keelstate_v1_checkpoint_proto_goTypes = []any{
-	(*CreateCheckpointRequest)(nil),  // 0: keelstate.v1.CreateCheckpointRequest
-	(*CheckpointShard)(nil),          // 1: keelstate.v1.CheckpointShard
-	(*Checkpoint)(nil),               // 2: keelstate.v1.Checkpoint
-	(*ListCheckpointsRequest)(nil),   // 3: keelstate.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),  // 4: keelstate.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),     // 5: keelstate.v1.GetCheckpointRequest
-	(*VerifyCheckpointRequest)(nil),  // 6: keelstate.v1.VerifyCheckpointRequest
-	(*CheckpointFinding)(nil),        // 7: keelstate.v1.CheckpointFinding
-	(*VerifyCheckpointProgress)(nil), // 8: keelstate.v1.VerifyCheckpointProgress
-	(*DeleteCheckpointRequest)(nil),  // 9: keelstate.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil), // 10: keelstate.v1.DeleteCheckpointResponse
-	(*RollBackRequest)(nil),          // 11: keelstate.v1.RollBackRequest
-	(*RollbackShard)(nil),            // 12: keelstate.v1.RollbackShard
-	(*Rollback)(nil),                 // 13: keelstate.v1.Rollback
-	(*GetRollbackRequest)(nil),       // 14: keelstate.v1.GetRollbackRequest
-	(*AbortRollbackRequest)(nil),     // 15: keelstate.v1.AbortRollbackRequest
-	(*Range)(nil),                    // 16: keelstate.v1.Range
+	(*RegisterParticipantRequest)(nil),    // 0: keelstate.v1.RegisterParticipantRequest
+	(*RegisterParticipantResponse)(nil),   // 1: keelstate.v1.RegisterParticipantResponse
+	(*UnregisterParticipantRequest)(nil),  // 2: keelstate.v1.UnregisterParticipantRequest
+	(*UnregisterParticipantResponse)(nil), // 3: keelstate.v1.UnregisterParticipantResponse
+	(*GetParticipantRequest)(nil),         // 4: keelstate.v1.GetParticipantRequest
+	(*Participant)(nil),                   // 5: keelstate.v1.Participant
+	(*ParticipantPosition)(nil),           // 6: keelstate.v1.ParticipantPosition
+	(*RestoredPosition)(nil),              // 7: keelstate.v1.RestoredPosition
+	(*WaitCheckpointRequest)(nil),         // 8: keelstate.v1.WaitCheckpointRequest
+	(*WaitCheckpointResponse)(nil),        // 9: keelstate.v1.WaitCheckpointResponse
+	(*AcknowledgeCheckpointRequest)(nil),  // 10: keelstate.v1.AcknowledgeCheckpointRequest
+	(*AcknowledgeCheckpointResponse)(nil), // 11: keelstate.v1.AcknowledgeCheckpointResponse
+	(*AwaitCheckpointRequest)(nil),        // 12: keelstate.v1.AwaitCheckpointRequest
+	(*CreateCheckpointRequest)(nil),       // 13: keelstate.v1.CreateCheckpointRequest
+	(*CheckpointShard)(nil),               // 14: keelstate.v1.CheckpointShard
+	(*Checkpoint)(nil),                    // 15: keelstate.v1.Checkpoint
+	(*ListCheckpointsRequest)(nil),        // 16: keelstate.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),       // 17: keelstate.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),          // 18: keelstate.v1.GetCheckpointRequest
+	(*VerifyCheckpointRequest)(nil),       // 19: keelstate.v1.VerifyCheckpointRequest
+	(*CheckpointFinding)(nil),             // 20: keelstate.v1.CheckpointFinding
+	(*VerifyCheckpointProgress)(nil),      // 21: keelstate.v1.VerifyCheckpointProgress
+	(*DeleteCheckpointRequest)(nil),       // 22: keelstate.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),      // 23: keelstate.v1.DeleteCheckpointResponse
+	(*RollBackRequest)(nil),               // 24: keelstate.v1.RollBackRequest
+	(*RollbackShard)(nil),                 // 25: keelstate.v1.RollbackShard
+	(*Rollback)(nil),                      // 26: keelstate.v1.Rollback
+	(*GetRollbackRequest)(nil),            // 27: keelstate.v1.GetRollbackRequest
+	(*AbortRollbackRequest)(nil),          // 28: keelstate.v1.AbortRollbackRequest
+	(*Range)(nil),                         // 29: keelstate.v1.Range
 }
 var file_keelstate_v1_checkpoint_proto_depIdxs = []int32{
-	16, // 0: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
-	1,  // 1: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
-	2,  // 2: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
-	7,  // 3: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
-	16, // 4: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
-	12, // 5: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
-	0,  // 6: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
-	3,  // 7: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
-	5,  // 8: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
-	6,  // 9: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
-	9,  // 10: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
-	11, // 11: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
-	14, // 12: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
-	15, // 13: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
-	2,  // 14: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
-	4,  // 15: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
-	2,  // 16: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
-	8,  // 17: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
-	10, // 18: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
-	13, // 19: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
-	13, // 20: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
-	13, // 21: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	5,  // 0: keelstate.v1.RegisterParticipantResponse.participant:type_name -> keelstate.v1.Participant
+	6,  // 1: keelstate.v1.Participant.last:type_name -> keelstate.v1.ParticipantPosition
+	7,  // 2: keelstate.v1.Participant.restored:type_name -> keelstate.v1.RestoredPosition
+	29, // 3: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
+	14, // 4: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
+	6,  // 5: keelstate.v1.Checkpoint.participants:type_name -> keelstate.v1.ParticipantPosition
+	15, // 6: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
+	20, // 7: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
+	29, // 8: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
+	25, // 9: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
+	13, // 10: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
+	16, // 11: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
+	18, // 12: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
+	19, // 13: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
+	22, // 14: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
+	24, // 15: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
+	27, // 16: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
+	28, // 17: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
+	0,  // 18: keelstate.v1.Checkpoints.RegisterParticipant:input_type -> keelstate.v1.RegisterParticipantRequest
+	2,  // 19: keelstate.v1.Checkpoints.UnregisterParticipant:input_type -> keelstate.v1.UnregisterParticipantRequest
+	4,  // 20: keelstate.v1.Checkpoints.GetParticipant:input_type -> keelstate.v1.GetParticipantRequest
+	8,  // 21: keelstate.v1.Checkpoints.WaitCheckpoint:input_type -> keelstate.v1.WaitCheckpointRequest
+	10, // 22: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:input_type -> keelstate.v1.AcknowledgeCheckpointRequest
+	12, // 23: keelstate.v1.Checkpoints.AwaitCheckpoint:input_type -> keelstate.v1.AwaitCheckpointRequest
+	15, // 24: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
+	17, // 25: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
+	15, // 26: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
+	21, // 27: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
+	23, // 28: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
+	26, // 29: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
+	26, // 30: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
+	26, // 31: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
+	1,  // 32: keelstate.v1.Checkpoints.RegisterParticipant:output_type -> keelstate.v1.RegisterParticipantResponse
+	3,  // 33: keelstate.v1.Checkpoints.UnregisterParticipant:output_type -> keelstate.v1.UnregisterParticipantResponse
+	5,  // 34: keelstate.v1.Checkpoints.GetParticipant:output_type -> keelstate.v1.Participant
+	9,  // 35: keelstate.v1.Checkpoints.WaitCheckpoint:output_type -> keelstate.v1.WaitCheckpointResponse
+	11, // 36: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:output_type -> keelstate.v1.AcknowledgeCheckpointResponse
+	15, // 37: keelstate.v1.Checkpoints.AwaitCheckpoint:output_type -> keelstate.v1.Checkpoint
+	24, // [24:38] is the sub-list for method output_type
+	10, // [10:24] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_checkpoint_proto_init() }
@@ -1380,7 +2185,7 @@ func file_keelstate_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_checkpoint_proto_rawDesc), len(file_keelstate_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

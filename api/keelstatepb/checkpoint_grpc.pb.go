@@ -19,14 +19,20 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Checkpoints_CreateCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/CreateCheckpoint"
-	Checkpoints_ListCheckpoints_FullMethodName  = "/keelstate.v1.Checkpoints/ListCheckpoints"
-	Checkpoints_GetCheckpoint_FullMethodName    = "/keelstate.v1.Checkpoints/GetCheckpoint"
-	Checkpoints_VerifyCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/VerifyCheckpoint"
-	Checkpoints_DeleteCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/DeleteCheckpoint"
-	Checkpoints_RollBack_FullMethodName         = "/keelstate.v1.Checkpoints/RollBack"
-	Checkpoints_GetRollback_FullMethodName      = "/keelstate.v1.Checkpoints/GetRollback"
-	Checkpoints_AbortRollback_FullMethodName    = "/keelstate.v1.Checkpoints/AbortRollback"
+	Checkpoints_CreateCheckpoint_FullMethodName      = "/keelstate.v1.Checkpoints/CreateCheckpoint"
+	Checkpoints_ListCheckpoints_FullMethodName       = "/keelstate.v1.Checkpoints/ListCheckpoints"
+	Checkpoints_GetCheckpoint_FullMethodName         = "/keelstate.v1.Checkpoints/GetCheckpoint"
+	Checkpoints_VerifyCheckpoint_FullMethodName      = "/keelstate.v1.Checkpoints/VerifyCheckpoint"
+	Checkpoints_DeleteCheckpoint_FullMethodName      = "/keelstate.v1.Checkpoints/DeleteCheckpoint"
+	Checkpoints_RollBack_FullMethodName              = "/keelstate.v1.Checkpoints/RollBack"
+	Checkpoints_GetRollback_FullMethodName           = "/keelstate.v1.Checkpoints/GetRollback"
+	Checkpoints_AbortRollback_FullMethodName         = "/keelstate.v1.Checkpoints/AbortRollback"
+	Checkpoints_RegisterParticipant_FullMethodName   = "/keelstate.v1.Checkpoints/RegisterParticipant"
+	Checkpoints_UnregisterParticipant_FullMethodName = "/keelstate.v1.Checkpoints/UnregisterParticipant"
+	Checkpoints_GetParticipant_FullMethodName        = "/keelstate.v1.Checkpoints/GetParticipant"
+	Checkpoints_WaitCheckpoint_FullMethodName        = "/keelstate.v1.Checkpoints/WaitCheckpoint"
+	Checkpoints_AcknowledgeCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/AcknowledgeCheckpoint"
+	Checkpoints_AwaitCheckpoint_FullMethodName       = "/keelstate.v1.Checkpoints/AwaitCheckpoint"
 )
 
 // CheckpointsClient is the client API for Checkpoints service.
@@ -60,6 +66,25 @@ type CheckpointsClient interface {
 	// AbortRollback gives the rollback up that runs. It is refused once shards may
 	// have stopped their writes.
 	AbortRollback(ctx context.Context, in *AbortRollbackRequest, opts ...grpc.CallOption) (*Rollback, error)
+	// RegisterParticipant makes a session take part in every checkpoint that starts
+	// from now on, under a name: each waits for its acknowledgement. The newest
+	// registration of a name counts. The name stays known after the session's end: the
+	// newest checkpoint that has its position is kept until it is unregistered.
+	RegisterParticipant(ctx context.Context, in *RegisterParticipantRequest, opts ...grpc.CallOption) (*RegisterParticipantResponse, error)
+	UnregisterParticipant(ctx context.Context, in *UnregisterParticipantRequest, opts ...grpc.CallOption) (*UnregisterParticipantResponse, error)
+	// GetParticipant shows what is kept of a participant, registered or not.
+	GetParticipant(ctx context.Context, in *GetParticipantRequest, opts ...grpc.CallOption) (*Participant, error)
+	// WaitCheckpoint waits, for some seconds, until a checkpoint waits for the
+	// participant.
+	WaitCheckpoint(ctx context.Context, in *WaitCheckpointRequest, opts ...grpc.CallOption) (*WaitCheckpointResponse, error)
+	// AcknowledgeCheckpoint gives a checkpoint the participant's position and waits,
+	// for some seconds, until all have done so. Everything that the position stands for
+	// has to be acknowledged before the call, and nothing else may be written until the
+	// answer says passed; writes after it carry the number as barrier_seen. It may be
+	// repeated.
+	AcknowledgeCheckpoint(ctx context.Context, in *AcknowledgeCheckpointRequest, opts ...grpc.CallOption) (*AcknowledgeCheckpointResponse, error)
+	// AwaitCheckpoint waits, for some seconds, until a checkpoint has ended.
+	AwaitCheckpoint(ctx context.Context, in *AwaitCheckpointRequest, opts ...grpc.CallOption) (*Checkpoint, error)
 }
 
 type checkpointsClient struct {
@@ -177,6 +202,66 @@ func (c *checkpointsClient) AbortRollback(ctx context.Context, in *AbortRollback
 	return out, nil
 }
 
+func (c *checkpointsClient) RegisterParticipant(ctx context.Context, in *RegisterParticipantRequest, opts ...grpc.CallOption) (*RegisterParticipantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegisterParticipantResponse)
+	err := c.cc.Invoke(ctx, Checkpoints_RegisterParticipant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) UnregisterParticipant(ctx context.Context, in *UnregisterParticipantRequest, opts ...grpc.CallOption) (*UnregisterParticipantResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnregisterParticipantResponse)
+	err := c.cc.Invoke(ctx, Checkpoints_UnregisterParticipant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) GetParticipant(ctx context.Context, in *GetParticipantRequest, opts ...grpc.CallOption) (*Participant, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Participant)
+	err := c.cc.Invoke(ctx, Checkpoints_GetParticipant_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) WaitCheckpoint(ctx context.Context, in *WaitCheckpointRequest, opts ...grpc.CallOption) (*WaitCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WaitCheckpointResponse)
+	err := c.cc.Invoke(ctx, Checkpoints_WaitCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) AcknowledgeCheckpoint(ctx context.Context, in *AcknowledgeCheckpointRequest, opts ...grpc.CallOption) (*AcknowledgeCheckpointResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AcknowledgeCheckpointResponse)
+	err := c.cc.Invoke(ctx, Checkpoints_AcknowledgeCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *checkpointsClient) AwaitCheckpoint(ctx context.Context, in *AwaitCheckpointRequest, opts ...grpc.CallOption) (*Checkpoint, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Checkpoint)
+	err := c.cc.Invoke(ctx, Checkpoints_AwaitCheckpoint_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CheckpointsServer is the server API for Checkpoints service.
 // All implementations must embed UnimplementedCheckpointsServer
 // for forward compatibility.
@@ -208,6 +293,25 @@ type CheckpointsServer interface {
 	// AbortRollback gives the rollback up that runs. It is refused once shards may
 	// have stopped their writes.
 	AbortRollback(context.Context, *AbortRollbackRequest) (*Rollback, error)
+	// RegisterParticipant makes a session take part in every checkpoint that starts
+	// from now on, under a name: each waits for its acknowledgement. The newest
+	// registration of a name counts. The name stays known after the session's end: the
+	// newest checkpoint that has its position is kept until it is unregistered.
+	RegisterParticipant(context.Context, *RegisterParticipantRequest) (*RegisterParticipantResponse, error)
+	UnregisterParticipant(context.Context, *UnregisterParticipantRequest) (*UnregisterParticipantResponse, error)
+	// GetParticipant shows what is kept of a participant, registered or not.
+	GetParticipant(context.Context, *GetParticipantRequest) (*Participant, error)
+	// WaitCheckpoint waits, for some seconds, until a checkpoint waits for the
+	// participant.
+	WaitCheckpoint(context.Context, *WaitCheckpointRequest) (*WaitCheckpointResponse, error)
+	// AcknowledgeCheckpoint gives a checkpoint the participant's position and waits,
+	// for some seconds, until all have done so. Everything that the position stands for
+	// has to be acknowledged before the call, and nothing else may be written until the
+	// answer says passed; writes after it carry the number as barrier_seen. It may be
+	// repeated.
+	AcknowledgeCheckpoint(context.Context, *AcknowledgeCheckpointRequest) (*AcknowledgeCheckpointResponse, error)
+	// AwaitCheckpoint waits, for some seconds, until a checkpoint has ended.
+	AwaitCheckpoint(context.Context, *AwaitCheckpointRequest) (*Checkpoint, error)
 	mustEmbedUnimplementedCheckpointsServer()
 }
 
@@ -241,6 +345,24 @@ func (UnimplementedCheckpointsServer) GetRollback(context.Context, *GetRollbackR
 }
 func (UnimplementedCheckpointsServer) AbortRollback(context.Context, *AbortRollbackRequest) (*Rollback, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortRollback not implemented")
+}
+func (UnimplementedCheckpointsServer) RegisterParticipant(context.Context, *RegisterParticipantRequest) (*RegisterParticipantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegisterParticipant not implemented")
+}
+func (UnimplementedCheckpointsServer) UnregisterParticipant(context.Context, *UnregisterParticipantRequest) (*UnregisterParticipantResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnregisterParticipant not implemented")
+}
+func (UnimplementedCheckpointsServer) GetParticipant(context.Context, *GetParticipantRequest) (*Participant, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetParticipant not implemented")
+}
+func (UnimplementedCheckpointsServer) WaitCheckpoint(context.Context, *WaitCheckpointRequest) (*WaitCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WaitCheckpoint not implemented")
+}
+func (UnimplementedCheckpointsServer) AcknowledgeCheckpoint(context.Context, *AcknowledgeCheckpointRequest) (*AcknowledgeCheckpointResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AcknowledgeCheckpoint not implemented")
+}
+func (UnimplementedCheckpointsServer) AwaitCheckpoint(context.Context, *AwaitCheckpointRequest) (*Checkpoint, error) {
+	return nil, status.Error(codes.Unimplemented, "method AwaitCheckpoint not implemented")
 }
 func (UnimplementedCheckpointsServer) mustEmbedUnimplementedCheckpointsServer() {}
 func (UnimplementedCheckpointsServer) testEmbeddedByValue()                     {}
@@ -386,6 +508,114 @@ func _Checkpoints_AbortRollback_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Checkpoints_RegisterParticipant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegisterParticipantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).RegisterParticipant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_RegisterParticipant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).RegisterParticipant(ctx, req.(*RegisterParticipantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_UnregisterParticipant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnregisterParticipantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).UnregisterParticipant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_UnregisterParticipant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).UnregisterParticipant(ctx, req.(*UnregisterParticipantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_GetParticipant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetParticipantRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).GetParticipant(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_GetParticipant_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).GetParticipant(ctx, req.(*GetParticipantRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_WaitCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WaitCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).WaitCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_WaitCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).WaitCheckpoint(ctx, req.(*WaitCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_AcknowledgeCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AcknowledgeCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).AcknowledgeCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_AcknowledgeCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).AcknowledgeCheckpoint(ctx, req.(*AcknowledgeCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Checkpoints_AwaitCheckpoint_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AwaitCheckpointRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).AwaitCheckpoint(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_AwaitCheckpoint_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).AwaitCheckpoint(ctx, req.(*AwaitCheckpointRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Checkpoints_ServiceDesc is the grpc.ServiceDesc for Checkpoints service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -412,6 +642,30 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbortRollback",
 			Handler:    _Checkpoints_AbortRollback_Handler,
+		},
+		{
+			MethodName: "RegisterParticipant",
+			Handler:    _Checkpoints_RegisterParticipant_Handler,
+		},
+		{
+			MethodName: "UnregisterParticipant",
+			Handler:    _Checkpoints_UnregisterParticipant_Handler,
+		},
+		{
+			MethodName: "GetParticipant",
+			Handler:    _Checkpoints_GetParticipant_Handler,
+		},
+		{
+			MethodName: "WaitCheckpoint",
+			Handler:    _Checkpoints_WaitCheckpoint_Handler,
+		},
+		{
+			MethodName: "AcknowledgeCheckpoint",
+			Handler:    _Checkpoints_AcknowledgeCheckpoint_Handler,
+		},
+		{
+			MethodName: "AwaitCheckpoint",
+			Handler:    _Checkpoints_AwaitCheckpoint_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

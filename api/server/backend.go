@@ -59,6 +59,16 @@ type Backend interface {
 	// RollbackStatus shows an operation, or with 0 the one that runs.
 	RollbackStatus(ctx context.Context, operation uint64) (*cluster.RollbackInfo, error)
 	AbortRollback(ctx context.Context) (*cluster.RollbackInfo, error)
+
+	RegisterParticipant(ctx context.Context, id string, session base.SessionID) (*cluster.ParticipantInfo, error)
+	UnregisterParticipant(ctx context.Context, id string, session base.SessionID) error
+	Participant(ctx context.Context, id string) (*cluster.ParticipantInfo, error)
+	// WaitCheckpoint returns 0 if no checkpoint waits for the participant yet.
+	WaitCheckpoint(ctx context.Context, id string, session base.SessionID, after uint64) (uint64, error)
+	// AcknowledgeCheckpoint returns false if not all participants have acknowledged yet.
+	AcknowledgeCheckpoint(ctx context.Context, id string, session base.SessionID, number uint64, position []byte) (bool, error)
+	// AwaitCheckpoint returns it as it is if it does not end soon.
+	AwaitCheckpoint(ctx context.Context, number uint64) (*cluster.CheckpointInfo, error)
 }
 
 // Scan is an open scan: pages in order, all from one instant.

@@ -110,6 +110,9 @@ func checkpointMessage(c *cluster.CheckpointInfo) *keelstatepb.Checkpoint {
 	for _, s := range c.Shards {
 		out.Shards = append(out.Shards, checkpointShard(s))
 	}
+	for _, p := range c.Positions {
+		out.Participants = append(out.Participants, positionMessage(p))
+	}
 	return out
 }
 
