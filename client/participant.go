@@ -59,17 +59,25 @@ type Restored struct {
 // counts: the one before gets ErrConflict. Until Close the cluster keeps the newest
 // checkpoint that has the name's position, even if the client has gone.
 func (c *Client) Participate(ctx context.Context, name string) (*Participant, error) {
-	s, err := c.currentSession(ctx)
-	if err != nil {
-		return nil, err
-	}
+	var s *session
 	var got *keelstatepb.RegisterParticipantResponse
-	err = c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
-		got, err = keelstatepb.NewCheckpointsClient(conn).RegisterParticipant(ctx, &keelstatepb.RegisterParticipantRequest{Participant: name, Session: s.id})
-		return err
-	})
-	if err != nil {
-		return nil, err
+	for registered := false; !registered; {
+		var err error
+		if s, err = c.currentSession(ctx); err != nil {
+			return nil, err
+		}
+		err = c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+			got, err = keelstatepb.NewCheckpointsClient(conn).RegisterParticipant(ctx, &keelstatepb.RegisterParticipantRequest{Participant: name, Session: s.id})
+			return err
+		})
+		switch {
+		case err == nil:
+			registered = true
+		case errors.Is(err, ErrSessionEnded) && ctx.Err() == nil:
+			s.end(asError(err)) // it has not heard of that yet; the next one lives
+		default:
+			return nil, err
+		}
 	}
 	c.sawBarrier(got.GetBarrier())
 	p := &Participant{client: c, id: name, session: s.id}

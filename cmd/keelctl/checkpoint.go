@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -346,5 +347,10 @@ func checkpointRecord(c *keelstatepb.Checkpoint, whole bool) record {
 			{Name: "syncMs", Value: s.GetSyncMs(), Wide: true}, {Name: "asyncMs", Value: s.GetAsyncMs(), Wide: true},
 			{Name: "attempt", Value: s.GetAttempt(), Wide: true}, {Name: "manifest", Value: s.GetManifest(), Wide: true}})
 	}
-	return append(r, field{Name: "shards", Value: shards})
+	participants := []record{}
+	for _, p := range c.GetParticipants() {
+		participants = append(participants, record{{Name: "participant", Value: p.GetParticipant()}, {Name: "given", Value: p.GetGiven()},
+			{Name: "bytes", Value: len(p.GetPosition())}, {Name: "position", Value: base64.StdEncoding.EncodeToString(p.GetPosition()), Wide: true}})
+	}
+	return append(r, field{Name: "shards", Value: shards}, field{Name: "participants", Value: participants})
 }
