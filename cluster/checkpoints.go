@@ -50,7 +50,7 @@ func (n *Node) objects() (*system, error) {
 func (n *Node) checkpointInfo(v *meta.View, c *meta.Checkpoint, shards bool) CheckpointInfo {
 	info := CheckpointInfo{Checkpoint: *c}
 	if c.Phase == meta.CheckpointCompleted && n.opts.ObjectsURI != "" {
-		key := snapshot.MetadataKey(v.Cluster().ID, c.Number)
+		key := checkpointKey(v, c)
 		info.URI = strings.TrimSuffix(n.opts.ObjectsURI, "/") + "/" + key[:strings.LastIndexByte(key, '/')]
 	}
 	if shards {
@@ -59,15 +59,33 @@ func (n *Node) checkpointInfo(v *meta.View, c *meta.Checkpoint, shards bool) Che
 	return info
 }
 
+// checkpointKey is that of the `_metadata` of a checkpoint or savepoint.
+func checkpointKey(v *meta.View, c *meta.Checkpoint) string {
+	if c.Savepoint {
+		return snapshot.SavepointKey(v.Cluster().ID, c.Number)
+	}
+	return snapshot.MetadataKey(v.Cluster().ID, c.Number)
+}
+
 // CreateCheckpoint starts a checkpoint, once none runs, and calls fn at once and
 // whenever it has changed, the last time when it has ended. It holds every write
 // that was acknowledged before the call. It goes on if ctx ends or fn fails.
 func (n *Node) CreateCheckpoint(ctx context.Context, fn func(*CheckpointInfo) error) error {
+	return n.createCheckpoint(ctx, false, fn)
+}
+
+// CreateSavepoint is CreateCheckpoint for a checkpoint that is the user's: it has
+// all its objects in a folder of its own and is kept until DeleteSavepoint.
+func (n *Node) CreateSavepoint(ctx context.Context, fn func(*CheckpointInfo) error) error {
+	return n.createCheckpoint(ctx, true, fn)
+}
+
+func (n *Node) createCheckpoint(ctx context.Context, savepoint bool, fn func(*CheckpointInfo) error) error {
 	s, err := n.objects()
 	if err != nil {
 		return err
 	}
-	number, err := n.startCheckpoint(ctx, s)
+	number, err := n.startCheckpoint(ctx, s, savepoint)
 	if err != nil {
 		return err
 	}
@@ -113,14 +131,16 @@ func (c *CheckpointInfo) revision() base.Revision {
 
 // startCheckpoint announces a checkpoint; one that runs is waited for, because it
 // may lack what was acknowledged since.
-func (n *Node) startCheckpoint(ctx context.Context, s *system) (number uint64, err error) {
+func (n *Node) startCheckpoint(ctx context.Context, s *system, savepoint bool) (number uint64, err error) {
 	for {
 		changed := n.changes.wait()
 		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 			if v.Cluster() == nil || len(v.Shards()) == 0 {
 				return broadcast.Txn{}, base.ErrNotReady
 			}
-			txn, c, err := meta.StartCheckpointTxn(v, n.wallMs(), n.checkpointSpec(v, false))
+			spec := n.checkpointSpec(v, false)
+			spec.Savepoint = savepoint
+			txn, c, err := meta.StartCheckpointTxn(v, n.wallMs(), spec)
 			if err == nil {
 				number = c.Number
 			}
@@ -208,14 +228,15 @@ func (n *Node) VerifyCheckpoint(ctx context.Context, number uint64, quick bool, 
 	if err != nil {
 		return nil, err
 	}
-	switch c := v.Checkpoint(number); {
+	c := v.Checkpoint(number)
+	switch {
 	case c == nil:
 		return nil, noCheckpoint(number)
 	case c.Phase != meta.CheckpointCompleted:
 		return nil, &base.Error{Cause: base.ErrConflict, Field: "number", Ordinal: -1,
 			Hint: fmt.Sprintf("checkpoint %d is %s; only completed ones can be verified", number, c.Phase)}
 	}
-	found, err := snapshot.VerifyCheckpoint(ctx, n.opts.Objects, snapshot.MetadataKey(v.Cluster().ID, number),
+	found, err := snapshot.VerifyCheckpoint(ctx, n.opts.Objects, checkpointKey(v, c),
 		snapshot.VerifyOptions{Full: !quick, Progress: progress})
 	if found != nil && len(found.Bad) > 0 && errors.Is(err, base.ErrCorrupt) {
 		return found, nil
@@ -224,13 +245,23 @@ func (n *Node) VerifyCheckpoint(ctx context.Context, number uint64, quick bool, 
 }
 
 // DeleteCheckpoint no longer retains a checkpoint. Its objects go when the
-// coordinator comes to it.
+// coordinator comes to it. A savepoint is refused.
 func (n *Node) DeleteCheckpoint(ctx context.Context, number uint64) error {
+	return n.deleteCheckpoint(ctx, number, meta.DeleteCheckpointTxn)
+}
+
+// DeleteSavepoint is DeleteCheckpoint for a savepoint, and for nothing else. It does
+// not matter whether its objects are there.
+func (n *Node) DeleteSavepoint(ctx context.Context, number uint64) error {
+	return n.deleteCheckpoint(ctx, number, meta.DeleteSavepointTxn)
+}
+
+func (n *Node) deleteCheckpoint(ctx context.Context, number uint64, txn func(v *meta.View, nowMs, number uint64) (broadcast.Txn, error)) error {
 	s, err := n.founded()
 	if err != nil {
 		return err
 	}
-	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) { return meta.DeleteCheckpointTxn(v, n.wallMs(), number) })
+	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) { return txn(v, n.wallMs(), number) })
 	if err != nil {
 		return fmt.Errorf("deleting checkpoint %d: %w", number, err)
 	}

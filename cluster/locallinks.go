@@ -125,7 +125,7 @@ func (r *replica) removeEndedLinks(v *meta.View) {
 	}
 	l.here = slices.DeleteFunc(l.here, func(n uint64) bool {
 		c := v.Checkpoint(n)
-		kept := c != nil && (c.Running() || c.Phase == meta.CheckpointCompleted)
+		kept := c != nil && !c.Savepoint && (c.Running() || c.Phase == meta.CheckpointCompleted)
 		if l.making[n] || kept && r.node.opts.CheckpointLocalLinks || v.NextCheckpoint() <= n {
 			return false
 		}

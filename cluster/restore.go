@@ -65,14 +65,7 @@ func (n *Node) restoreKey(name string) (string, error) {
 		return "", base.Invalid("restore", fmt.Sprintf("%.200q is not in the nodes' object store, %s; start every node with the store in which it lies, or name it as CLUSTER/NUMBER",
 			name, own))
 	}
-	cluster, number, err := snapshot.ParseName(name)
-	if err != nil {
-		return "", err
-	}
-	if number == 0 {
-		return string(cluster) + "/latest", nil
-	}
-	return snapshot.MetadataKey(cluster, number), nil
+	return snapshot.ParseName(name)
 }
 
 // lookAt looks at all objects of a checkpoint, or waits for a look that runs.
@@ -179,6 +172,10 @@ func (f *foundCheckpoint) resolve(spec FoundSpec) (FoundSpec, error) {
 	if spec.Shards > f.KeyGroups {
 		return spec, &base.Error{Cause: base.ErrConflict, Field: "shards", Ordinal: -1,
 			Hint: fmt.Sprintf("the checkpoint has %d key groups, so there can be no more shards than that", f.KeyGroups)}
+	}
+	if spec.Claim && f.metadata.Savepoint {
+		return spec, &base.Error{Cause: base.ErrConflict, Field: "claim", Ordinal: -1,
+			Hint: "a savepoint belongs to the user and cannot be claimed; leave --claim out, and delete its files when you do not need them any more"}
 	}
 	spec.KeyGroups = f.KeyGroups
 	spec.Checkpoint = &meta.FoundingRestore{Key: f.Key, SHA256: f.sum, Incarnation: f.Incarnation, Claim: spec.Claim}

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -42,8 +41,8 @@ func (n *Node) deleteClaimed(v *meta.View) error {
 		n.claim.settled.Store(true)
 		return nil
 	}
-	own := slices.ContainsFunc(v.Checkpoints(), func(c *meta.Checkpoint) bool { return c.Phase == meta.CheckpointCompleted })
-	if !own || n.opts.Objects == nil || !n.claim.working.CompareAndSwap(false, true) {
+	// A savepoint does not count: the user may delete it.
+	if v.LastCheckpoint() == nil || n.opts.Objects == nil || !n.claim.working.CompareAndSwap(false, true) {
 		return nil
 	}
 	n.spawn(func() {

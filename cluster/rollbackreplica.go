@@ -262,7 +262,11 @@ func (r *replica) markPrepared(dir string, m *snapshot.Manifest) error {
 
 // checkpointManifest reads from the object store what the shard had.
 func (r *replica) checkpointManifest(ctx context.Context, cluster base.ClusterID, op *meta.Rollback) (*snapshot.Manifest, error) {
-	c, _, err := snapshot.ReadCheckpoint(ctx, r.node.opts.Objects, snapshot.MetadataKey(cluster, op.Checkpoint), op.MetadataSHA256)
+	key := snapshot.MetadataKey(cluster, op.Checkpoint)
+	if op.Savepoint {
+		key = snapshot.SavepointKey(cluster, op.Checkpoint)
+	}
+	c, _, err := snapshot.ReadCheckpoint(ctx, r.node.opts.Objects, key, op.MetadataSHA256)
 	if err != nil {
 		return nil, err
 	}

@@ -199,16 +199,19 @@ func (r *replica) upload(ctx context.Context, c *cut) error {
 	if m.Files, err = snapshot.HashFiles(ctx, c.dir, r.snaps.hashes); err != nil {
 		return fmt.Errorf("hashing the files of %s: %w", r.id, err)
 	}
-	up, err := snapshot.Upload(ctx, c.dir, m, snapshot.UploadOptions{
-		Store: r.node.opts.Objects, Prefix: string(v.Cluster().ID), Attempt: c.barrier.Attempt,
+	o := snapshot.UploadOptions{Store: r.node.opts.Objects, Prefix: string(v.Cluster().ID), Attempt: c.barrier.Attempt}
+	if v.Checkpoint(c.barrier.Number).Savepoint {
+		o.Savepoint = c.barrier.Number
+	} else {
 		// The registry says what was stored, not what this node's store holds by
 		// now: it may be another one, or have lost objects.
-		CheckReused: true,
-		Known: func(sum [32]byte, size int64) (snapshot.Place, bool) {
+		o.CheckReused = true
+		o.Known = func(sum [32]byte, size int64) (snapshot.Place, bool) {
 			p, ok := v.FindContent(sum, size)
 			return snapshot.Place{Object: p.Object, Offset: p.Offset, Length: p.Length}, ok
-		},
-	})
+		}
+	}
+	up, err := snapshot.Upload(ctx, c.dir, m, o)
 	if err != nil {
 		return err
 	}

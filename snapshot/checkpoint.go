@@ -25,7 +25,9 @@ type Checkpoint struct {
 	M         int
 	Engine    string
 	CreatedMs uint64
-	// Savepoint says that it belongs to the user. No build makes any yet.
+	// Savepoint says that it belongs to the user: all its objects lie in the folder
+	// of `_metadata`, and the names of objects, here and in the manifests, are those
+	// within this folder, so that it may be copied elsewhere.
 	Savepoint bool
 	// Keyspaces are in the order of their names, States in that of their ids.
 	Keyspaces []Keyspace
@@ -37,6 +39,41 @@ type Checkpoint struct {
 	// Broadcast and Operator hold the content of states of these kinds, in
 	// formats of their own. They are empty until such states exist.
 	Broadcast, Operator []byte
+
+	// folder is where a savepoint was read.
+	folder string
+}
+
+// Key is where the cluster stores `_metadata`.
+func (c *Checkpoint) Key() string {
+	if c.Savepoint {
+		return SavepointKey(c.ClusterID, c.Number)
+	}
+	return MetadataKey(c.ClusterID, c.Number)
+}
+
+// misplaced says why the checkpoint cannot be what is to be found under a key, or
+// nothing. A savepoint may have been copied to anywhere.
+func (c *Checkpoint) misplaced(key string) string {
+	if c.Savepoint || key == c.Key() {
+		return ""
+	}
+	return fmt.Sprintf("it is of checkpoint %d of cluster %s", c.Number, c.ClusterID)
+}
+
+// resolve returns the key of an object that the checkpoint or a manifest of it
+// names, and the SHA-256 of its bytes. A name that leads out of what belongs to the
+// checkpoint is not ok.
+func (c *Checkpoint) resolve(name string) (key string, sum [sha256.Size]byte, ok bool) {
+	if !c.Savepoint {
+		prefix, sum, _, ok := ParseObjectKey(name)
+		return name, sum, ok && prefix == string(c.ClusterID)
+	}
+	sum, _, ok = parseObjectName(name)
+	if c.folder == "" {
+		return name, sum, ok
+	}
+	return c.folder + "/" + name, sum, ok
 }
 
 // Keyspace is a keyspace as it was declared.
@@ -61,9 +98,10 @@ type Shard struct {
 	Range keygroup.Range
 	// Index, Term, Sequence and ClockMs are those of the manifest.
 	Index, Term, Sequence, ClockMs uint64
-	ManifestKey                    string
-	ManifestSHA256                 [sha256.Size]byte
-	ManifestSize                   int64
+	// ManifestKey is the name within the folder if it is a savepoint.
+	ManifestKey    string
+	ManifestSHA256 [sha256.Size]byte
+	ManifestSize   int64
 	// FullBytes is the size of all its files, NewBytes of those that the
 	// checkpoint uploaded.
 	FullBytes, NewBytes int64
@@ -187,6 +225,9 @@ func (c *Checkpoint) validateShards() error {
 		}
 		if err := objectstore.CheckKey(s.ManifestKey); err != nil {
 			return fmt.Errorf("manifest of %s: %w", s.Group, err)
+		}
+		if c.Savepoint && strings.Contains(s.ManifestKey, "/") {
+			return base.Invalid("shards", fmt.Sprintf("the manifest of %s lies outside of the savepoint's folder", s.Group))
 		}
 	}
 	if int(next) != c.M {

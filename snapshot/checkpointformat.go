@@ -14,7 +14,10 @@ import (
 const (
 	checkpointMagic   = "KSCP"
 	checkpointVersion = 1
-	flagSavepoint     = 1
+	// savepointVersion is that of savepoints, and of nothing else: whoever knows
+	// only version 1 would look for the objects in another place.
+	savepointVersion = 2
+	flagSavepoint    = 1
 )
 
 // Encode returns the bytes of `_metadata`. It sorts the lists.
@@ -23,11 +26,8 @@ func (c *Checkpoint) Encode() ([]byte, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("encoding checkpoint %d: %w", c.Number, err)
 	}
-	b := append([]byte(checkpointMagic), checkpointVersion)
-	var flags uint32
-	if c.Savepoint {
-		flags |= flagSavepoint
-	}
+	version, flags := c.version()
+	b := append([]byte(checkpointMagic), version)
 	b = binary.LittleEndian.AppendUint32(b, flags)
 	b = appendText(b, string(c.ClusterID))
 	b = appendU64s(b, c.Number, uint64(c.Incarnation), uint64(c.FormatVersion), uint64(c.M), c.CreatedMs)
@@ -62,6 +62,14 @@ func (c *Checkpoint) Encode() ([]byte, error) {
 	return append(b, sum[:]...), nil
 }
 
+// version is that of the format in which it is written, and the flags.
+func (c *Checkpoint) version() (version byte, flags uint32) {
+	if c.Savepoint {
+		return savepointVersion, flagSavepoint
+	}
+	return checkpointVersion, 0
+}
+
 func (s *Shard) append(b []byte) []byte {
 	b = appendU64s(b, uint64(s.Group), uint64(s.Birth), uint64(s.Epoch), uint64(s.Range.Lo), uint64(s.Range.Hi),
 		s.Index, s.Term, s.Sequence, s.ClockMs, uint64(s.ManifestSize), uint64(s.FullBytes), uint64(s.NewBytes))
@@ -92,7 +100,9 @@ const (
 // DecodeCheckpoint parses and checks `_metadata`. Damage is base.ErrCorrupt, a
 // version of a newer build base.ErrFormatVersion.
 func DecodeCheckpoint(raw []byte) (*Checkpoint, error) {
-	body, err := unseal("checkpoint", raw, checkpointMagic, checkpointVersion)
+	c := &Checkpoint{Savepoint: len(raw) > len(checkpointMagic) && raw[len(checkpointMagic)] == savepointVersion}
+	version, wantFlags := c.version()
+	body, err := unseal("checkpoint", raw, checkpointMagic, version)
 	if err != nil {
 		return nil, err
 	}
@@ -100,9 +110,7 @@ func DecodeCheckpoint(raw []byte) (*Checkpoint, error) {
 		return nil, fmt.Errorf("decoding checkpoint: %d bytes: %w", len(raw), base.ErrCorrupt)
 	}
 	d := decoder{b: body}
-	c := &Checkpoint{}
 	flags := d.u32()
-	c.Savepoint = flags&flagSavepoint != 0
 	c.ClusterID = base.ClusterID(d.text())
 	c.Number, c.Incarnation = d.u64(), base.Incarnation(d.u64())
 	c.FormatVersion, c.M, c.CreatedMs = d.u32of64(), int(d.small()), d.u64()
@@ -128,7 +136,7 @@ func DecodeCheckpoint(raw []byte) (*Checkpoint, error) {
 		c.Participants[i] = Participant{ID: d.text(), Bytes: d.bytes()}
 	}
 	c.Broadcast, c.Operator = d.bytes(), d.bytes()
-	if d.bad || len(d.b) != 0 || flags&^flagSavepoint != 0 {
+	if d.bad || len(d.b) != 0 || flags != wantFlags {
 		return nil, fmt.Errorf("decoding checkpoint: lengths do not add up: %w", base.ErrCorrupt)
 	}
 	if err := c.validate(); err != nil {

@@ -30,6 +30,9 @@ func DeleteClaimed(ctx context.Context, store objectstore.Store, key string, sum
 	case err != nil:
 		return 0, fmt.Errorf("deleting a claimed checkpoint: %w", err)
 	}
+	if c.Savepoint {
+		return 0, fmt.Errorf("deleting a claimed checkpoint: %w", base.Invalid("key", fmt.Sprintf("%s is a savepoint, which belongs to the user", key)))
+	}
 	objects, manifests, err := c.names(ctx, store)
 	if err != nil {
 		return 0, fmt.Errorf("deleting a claimed checkpoint: %w", err)

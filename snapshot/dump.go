@@ -58,10 +58,11 @@ func dumpManifest(w io.Writer, m *Manifest) {
 
 func dumpCheckpoint(w io.Writer, c *Checkpoint) {
 	kind := "checkpoint"
+	version, _ := c.version()
 	if c.Savepoint {
 		kind = "savepoint"
 	}
-	fmt.Fprintf(w, "checkpoint metadata, version %d\n", checkpointVersion)
+	fmt.Fprintf(w, "checkpoint metadata, version %d\n", version)
 	fmt.Fprintf(w, "%s %d of cluster %q incarnation %d format %d\n", kind, c.Number, c.ClusterID, c.Incarnation, c.FormatVersion)
 	fmt.Fprintf(w, "M %d engine %q created %s\n", c.M, c.Engine, stamp(c.CreatedMs))
 	fmt.Fprintf(w, "%d shards, %d bytes, %d of them new\n", len(c.Shards), c.FullBytes(), c.NewBytes())

@@ -50,8 +50,11 @@ func ownKey(cluster base.ClusterID, key string) (metadata, ok bool) {
 	if prefix, _, _, ok := ParseObjectKey(key); ok {
 		return false, prefix == string(cluster)
 	}
-	of, _, ok := ParseMetadataKey(key)
-	return true, ok && of == cluster
+	if of, _, ok := ParseMetadataKey(key); ok {
+		return true, of == cluster
+	}
+	of, _, metadata, ok := ParseSavepointKey(key)
+	return metadata, ok && of == cluster
 }
 
 // OrphanOptions say what an orphan is.
@@ -77,12 +80,15 @@ type Orphans struct {
 }
 
 // FindOrphans looks for objects of a cluster that nothing uses. It lists only what
-// is below the cluster's prefix, and gives nothing if the list is not complete.
+// is below the cluster's prefix, and gives nothing if the list is not complete. What
+// lies in the folder of a savepoint beside a `_metadata` that is no orphan is none:
+// the user may have put it there.
 func FindOrphans(ctx context.Context, store objectstore.Store, cluster base.ClusterID, o OrphanOptions) (*Orphans, error) {
 	if err := checkPrefix("cluster", string(cluster)); err != nil {
 		return nil, err
 	}
 	out := &Orphans{}
+	var saved savedFolder
 	for object, err := range store.List(ctx, string(cluster)+"/", "") {
 		if err != nil {
 			return nil, fmt.Errorf("listing the objects of cluster %s: %w", cluster, err)
@@ -92,6 +98,7 @@ func FindOrphans(ctx context.Context, store objectstore.Store, cluster base.Clus
 			out.Foreign++
 			continue
 		}
+		saved.enter(out, object.Key, o.IsOrphan)
 		switch {
 		case !o.IsOrphan(object.Key):
 		case !object.Modified.Before(o.Before):
@@ -101,7 +108,42 @@ func FindOrphans(ctx context.Context, store objectstore.Store, cluster base.Clus
 			out.Bytes += object.Size
 		}
 	}
+	saved.leave(out)
 	return out, nil
+}
+
+// savedFolder is the folder of a savepoint that a search for orphans goes through.
+type savedFolder struct {
+	name string
+	// owned: there is a `_metadata` that is no orphan.
+	owned bool
+	// keys, bytes and young are what was found before the folder.
+	keys, young int
+	bytes       int64
+}
+
+// enter notes to which folder an object belongs; objects of one folder come one
+// after another.
+func (s *savedFolder) enter(out *Orphans, key string, orphan func(string) bool) {
+	cluster, number, metadata, ok := ParseSavepointKey(key)
+	name := ""
+	if ok {
+		name = SavepointFolder(cluster, number)
+	}
+	if name != s.name {
+		s.leave(out)
+		*s = savedFolder{name: name, keys: len(out.Keys), bytes: out.Bytes, young: out.Young}
+	}
+	if metadata && !orphan(key) {
+		s.owned = true
+	}
+}
+
+// leave takes back what was found in a folder that is the user's.
+func (s *savedFolder) leave(out *Orphans) {
+	if s.owned {
+		out.Keys, out.Bytes, out.Young = out.Keys[:s.keys], s.bytes, s.young
+	}
 }
 
 // StoreMetadata makes the `_metadata` of a checkpoint durable and says what it is.
@@ -115,7 +157,7 @@ func StoreMetadata(ctx context.Context, store objectstore.Store, c *Checkpoint) 
 	if err != nil {
 		return sum, 0, err
 	}
-	key := MetadataKey(c.ClusterID, c.Number)
+	key := c.Key()
 	err = store.Put(ctx, key, objectstore.Bytes(raw))
 	if errors.Is(err, base.ErrConflict) {
 		if raw, err = adopt(ctx, store, key, raw); err != nil {

@@ -14,6 +14,7 @@ import (
 // The parts of a checkpoint's key.
 const (
 	checkpointsPart = "checkpoints"
+	savepointsPart  = "savepoints"
 	metadataPart    = "_metadata"
 	// numberDigits lets checkpoints be listed in the order of their numbers.
 	numberDigits = 10
@@ -64,6 +65,65 @@ func ParseMetadataKey(key string) (cluster base.ClusterID, number uint64, ok boo
 		return "", 0, false
 	}
 	return cluster, number, true
+}
+
+// SavepointFolder is below what a cluster stores all objects of a savepoint, and
+// nothing else.
+func SavepointFolder(cluster base.ClusterID, number uint64) string {
+	return fmt.Sprintf("%s/%s/%0*d", cluster, savepointsPart, numberDigits, number)
+}
+
+// SavepointKey is the key under which a cluster stores a savepoint's `_metadata`.
+func SavepointKey(cluster base.ClusterID, number uint64) string {
+	return SavepointFolder(cluster, number) + "/" + metadataPart
+}
+
+// SavepointObjectKey is ObjectKey for an object of a savepoint.
+func SavepointObjectKey(cluster base.ClusterID, number uint64, sum [sha256.Size]byte, attempt uint64) string {
+	return ObjectKey(SavepointFolder(cluster, number), sum, attempt)
+}
+
+// ParseSavepointKey takes apart a key below the folder of a cluster's savepoint:
+// that of its `_metadata`, or of an object. Any other key is not ours.
+func ParseSavepointKey(key string) (cluster base.ClusterID, number uint64, metadata, ok bool) {
+	parts := strings.Split(key, "/")
+	if len(parts) != 4 {
+		return "", 0, false, false
+	}
+	cluster = base.ClusterID(parts[0])
+	number, err := strconv.ParseUint(parts[2], 10, 64)
+	if err != nil || number == 0 || objectstore.CheckKey(key) != nil {
+		return "", 0, false, false
+	}
+	metadata = parts[3] == metadataPart
+	if !metadata {
+		if _, _, ok := parseObjectName(parts[3]); !ok {
+			return "", 0, false, false
+		}
+	}
+	if SavepointFolder(cluster, number)+"/"+parts[3] != key {
+		return "", 0, false, false
+	}
+	return cluster, number, metadata, true
+}
+
+// parseObjectName takes apart the last part of an object's key.
+func parseObjectName(name string) (sum [sha256.Size]byte, attempt uint64, ok bool) {
+	_, sum, attempt, ok = ParseObjectKey("c/" + name)
+	return sum, attempt, ok
+}
+
+// metadataFolder is the folder of a key that ends as those of `_metadata` do; it
+// is empty for an object in the root of the store.
+func metadataFolder(key string) (folder string, ok bool) {
+	if key == metadataPart {
+		return "", true
+	}
+	folder, ok = strings.CutSuffix(key, "/"+metadataPart)
+	if parts := strings.Split(folder, "/"); len(parts) == 3 && parts[1] == checkpointsPart {
+		_, _, ok = ParseMetadataKey(key) // where checkpoints lie nothing else does
+	}
+	return folder, ok && objectstore.CheckKey(key) == nil
 }
 
 // checkPrefix says why no objects can be kept under a cluster's id.

@@ -13,7 +13,7 @@ import (
 )
 
 // ReadCheckpoint reads `_metadata` under a key, which says of which cluster and
-// checkpoint it must be. If sum is not zero, the object's SHA-256 must be this.
+// checkpoint it must be, unless it is a savepoint, which may be anywhere. If sum is not zero, the object's SHA-256 must be this.
 // It returns the SHA-256 of what it read. The errors are base.ErrNotFound,
 // base.ErrCorrupt for bytes that are damaged or of another checkpoint,
 // base.ErrFormatVersion, and those of the store; all name the object.
@@ -21,7 +21,7 @@ func ReadCheckpoint(ctx context.Context, store objectstore.Store, key string, su
 	fail := func(err error) (*Checkpoint, [sha256.Size]byte, error) {
 		return nil, sum, fmt.Errorf("reading checkpoint %s: %w", key, err)
 	}
-	cluster, number, ok := ParseMetadataKey(key)
+	folder, ok := metadataFolder(key)
 	if !ok {
 		return fail(base.Invalid("key", "it is not the key of a checkpoint"))
 	}
@@ -37,22 +37,25 @@ func ReadCheckpoint(ctx context.Context, store objectstore.Store, key string, su
 	if err != nil {
 		return fail(err)
 	}
-	if c.ClusterID != cluster || c.Number != number {
-		return fail(fmt.Errorf("it is of checkpoint %d of cluster %s: %w", c.Number, c.ClusterID, base.ErrCorrupt))
+	if why := c.misplaced(key); why != "" {
+		return fail(fmt.Errorf("%s: %w", why, base.ErrCorrupt))
 	}
+	c.folder = folder
 	return c, got, nil
 }
 
 // ReadManifest reads the manifest of one of the checkpoint's shards, whose files
-// all have a place in the store. Errors are those of ReadCheckpoint.
+// all have a place in the store; those of a savepoint's files are made keys of the
+// store. Errors are those of ReadCheckpoint.
 func (c *Checkpoint) ReadManifest(ctx context.Context, store objectstore.Store, s *Shard) (*Manifest, error) {
 	fail := func(err error) (*Manifest, error) {
 		return nil, fmt.Errorf("reading manifest %s of shard %s: %w", s.ManifestKey, s.Group, err)
 	}
-	if prefix, sum, _, ok := ParseObjectKey(s.ManifestKey); !ok || prefix != string(c.ClusterID) || sum != s.ManifestSHA256 {
+	key, sum, ok := c.resolve(s.ManifestKey)
+	if !ok || sum != s.ManifestSHA256 {
 		return fail(fmt.Errorf("it is not named as a manifest of the checkpoint: %w", base.ErrCorrupt))
 	}
-	raw, err := objectstore.ReadAll(ctx, store, s.ManifestKey, maxManifestBytes)
+	raw, err := objectstore.ReadAll(ctx, store, key, maxManifestBytes)
 	if err != nil {
 		return fail(err)
 	}
@@ -70,9 +73,15 @@ func (c *Checkpoint) ReadManifest(ctx context.Context, store objectstore.Store, 
 		return fail(fmt.Errorf("%s: %w", why, base.ErrCorrupt))
 	}
 	for i := range m.Files {
-		if prefix, _, _, ok := ParseObjectKey(m.Files[i].Object); m.Files[i].Object != "" && (!ok || prefix != string(c.ClusterID)) {
-			return fail(fmt.Errorf("file %s lies in %.200q, which is no object of cluster %s: %w", m.Files[i].Name, m.Files[i].Object, c.ClusterID, base.ErrCorrupt))
+		f := &m.Files[i]
+		if f.Object == "" {
+			continue
 		}
+		key, _, ok := c.resolve(f.Object)
+		if !ok {
+			return fail(fmt.Errorf("file %s lies in %.200q, which is no object of cluster %s: %w", f.Name, f.Object, c.ClusterID, base.ErrCorrupt))
+		}
+		f.Object = key
 	}
 	return m, nil
 }
@@ -81,28 +90,44 @@ func (c *Checkpoint) ReadManifest(ctx context.Context, store objectstore.Store, 
 const latestPart = "latest"
 
 // ParseName reads how people name a checkpoint within a store: the key of its
-// `_metadata`, the folder of that, or CLUSTER/NUMBER. CLUSTER/latest gives number
-// 0. Any other name is base.ErrInvalid.
-func ParseName(name string) (cluster base.ClusterID, number uint64, err error) {
-	parts := strings.Split(strings.TrimSuffix(name, "/"+metadataPart), "/")
-	if len(parts) == 3 && parts[1] == checkpointsPart {
-		parts = []string{parts[0], parts[2]}
-	}
+// `_metadata`, or its folder, which for a savepoint may be any, or CLUSTER/NUMBER. It
+// returns the key of `_metadata`, or CLUSTER/latest for this name. What names
+// nothing is base.ErrInvalid.
+func ParseName(name string) (key string, err error) {
 	refused := base.Invalid("restore", fmt.Sprintf("%.200q names no checkpoint: use what keelctl checkpoint show prints as its uri, or CLUSTER/NUMBER, or CLUSTER/latest", name))
-	if len(parts) != 2 || objectstore.CheckKey(parts[0]) != nil {
-		return "", 0, refused
+	folder, literal := strings.CutSuffix("/"+name, "/"+metadataPart)
+	folder = strings.TrimPrefix(folder, "/")
+	if !literal {
+		folder = strings.TrimSuffix(folder, "/")
 	}
-	if parts[1] == latestPart {
-		return base.ClusterID(parts[0]), 0, nil
+	parts := strings.Split(folder, "/")
+	switch keyOf := MetadataKey; {
+	case strings.HasPrefix(name, "/"):
+		return "", refused
+	case len(parts) == 2 && parts[1] == latestPart && !literal:
+		if checkPrefix("cluster", parts[0]) != nil {
+			return "", refused
+		}
+		return folder, nil
+	case len(parts) == 3 && parts[1] == savepointsPart:
+		keyOf = SavepointKey
+		fallthrough
+	case len(parts) == 3 && parts[1] == checkpointsPart, len(parts) == 2 && !literal && strings.Trim(parts[1], "0123456789") == "":
+		number, err := strconv.ParseUint(parts[len(parts)-1], 10, 64)
+		if err != nil || number == 0 || checkPrefix("cluster", parts[0]) != nil {
+			return "", refused
+		}
+		return keyOf(base.ClusterID(parts[0]), number), nil
+	case folder != "":
+		folder += "/"
+	case !literal:
+		return "", refused
 	}
-	number, perr := strconv.ParseUint(parts[1], 10, 64)
-	if perr != nil || number == 0 || strings.TrimLeft(parts[1], "0123456789") != "" {
-		return "", 0, refused
+	key = folder + metadataPart
+	if objectstore.CheckKey(key) != nil {
+		return "", refused
 	}
-	if _, _, ok := ParseMetadataKey(MetadataKey(base.ClusterID(parts[0]), number)); !ok {
-		return "", 0, refused
-	}
-	return base.ClusterID(parts[0]), number, nil
+	return key, nil
 }
 
 // Latest is the number of a cluster's newest checkpoint in the store, that is the

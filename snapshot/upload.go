@@ -47,6 +47,10 @@ type UploadOptions struct {
 	// Attempt is the number of this upload, 1 or more: no other upload of the
 	// cluster has it, but for the same one begun again.
 	Attempt uint64
+	// Savepoint is the number of the savepoint for which it is, or 0. Its objects go
+	// to the savepoint's folder, the places in the manifest are names within it, and
+	// Known must be nil.
+	Savepoint uint64
 	// Known says where a content lies that was stored when the checkpoint
 	// started; nil knows nothing. It is asked once for every content, by one
 	// goroutine.
@@ -96,7 +100,18 @@ func (o *UploadOptions) validate() error {
 	if o.Attempt == 0 {
 		return base.Invalid("attempt", "1 or more")
 	}
+	if o.Savepoint != 0 && o.Known != nil {
+		return base.Invalid("known", "a savepoint uses no objects but its own")
+	}
 	return checkPrefix("prefix", o.Prefix)
+}
+
+// key is where an object of the upload is stored.
+func (o *UploadOptions) key(sum [sha256.Size]byte) string {
+	if o.Savepoint != 0 {
+		return SavepointObjectKey(base.ClusterID(o.Prefix), o.Savepoint, sum, o.Attempt)
+	}
+	return ObjectKey(o.Prefix, sum, o.Attempt)
 }
 
 // Uploaded is what an upload has done.
@@ -187,6 +202,9 @@ func (u *upload) run(ctx context.Context, m *Manifest) (*Uploaded, []File, error
 		f := &placed.Files[i]
 		p := u.places[content{f.SHA256, f.Size}]
 		f.Object, f.Offset, f.Length = p.Object, p.Offset, p.Length
+		if u.opts.Savepoint != 0 {
+			f.Object = f.Object[strings.LastIndexByte(f.Object, '/')+1:]
+		}
 	}
 	if err := placed.CheckPlaces(); err != nil {
 		return nil, nil, err
@@ -196,7 +214,7 @@ func (u *upload) run(ctx context.Context, m *Manifest) (*Uploaded, []File, error
 		return nil, nil, err
 	}
 	body := objectstore.Bytes(raw)
-	out.ManifestKey = ObjectKey(u.opts.Prefix, body.SHA256, u.opts.Attempt)
+	out.ManifestKey = u.opts.key(body.SHA256)
 	out.ManifestSHA256, out.ManifestSize = body.SHA256, body.Size
 	if err := u.put(ctx, out.ManifestKey, body); err != nil {
 		return nil, nil, fmt.Errorf("manifest: %w", err)
@@ -328,7 +346,7 @@ func (u *upload) putLoad(ctx context.Context, l *load) (_ Object, err error) {
 		return Object{}, err
 	}
 	defer func() { err = errors.Join(err, closer.Close()) }()
-	o := Object{Key: ObjectKey(u.opts.Prefix, body.SHA256, u.opts.Attempt), Size: l.size, Parts: make([]Part, len(l.files))}
+	o := Object{Key: u.opts.key(body.SHA256), Size: l.size, Parts: make([]Part, len(l.files))}
 	if err := u.put(ctx, o.Key, body); err != nil {
 		return Object{}, fmt.Errorf("%s: %w", l, err)
 	}

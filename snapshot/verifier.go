@@ -19,9 +19,9 @@ import (
 
 // verifier is the state of one call of VerifyCheckpoint.
 type verifier struct {
-	opts    VerifyOptions
-	store   *countedStore
-	cluster base.ClusterID
+	opts   VerifyOptions
+	store  *countedStore
+	folder string
 
 	mu      sync.Mutex
 	out     *Verification
@@ -31,7 +31,10 @@ type verifier struct {
 
 // wantedObject is what the manifests want of an object.
 type wantedObject struct {
+	// key is what the manifests say if it is not ours.
 	key   string
+	sum   [sha256.Size]byte
+	ours  bool
 	shard base.GroupID
 	parts []wantedPart
 }
@@ -48,8 +51,8 @@ type verdict struct {
 	size, read int64
 }
 
-func (v *verifier) run(ctx context.Context, key string, number uint64) error {
-	c, err := v.metadata(ctx, key, number)
+func (v *verifier) run(ctx context.Context, key string) error {
+	c, err := v.metadata(ctx, key)
 	if c == nil {
 		return err
 	}
@@ -176,7 +179,7 @@ func (d verdict) undecodable(err error) (verdict, error) {
 }
 
 // metadata reads `_metadata`; it returns nothing if that is not possible.
-func (v *verifier) metadata(ctx context.Context, key string, number uint64) (*Checkpoint, error) {
+func (v *verifier) metadata(ctx context.Context, key string) (*Checkpoint, error) {
 	_, err := v.examine(ctx, key, base.SystemGroup, func() (verdict, error) {
 		raw, d, err := v.read(ctx, key, MaxCheckpointBytes)
 		if err != nil || d.fault != "" {
@@ -186,9 +189,9 @@ func (v *verifier) metadata(ctx context.Context, key string, number uint64) (*Ch
 		if err != nil {
 			return d.undecodable(err)
 		}
-		v.out.Checkpoint = c
-		if c.ClusterID != v.cluster || c.Number != number {
-			d.fault, d.why = FaultForeign, fmt.Sprintf("it is of checkpoint %d of cluster %s", c.Number, c.ClusterID)
+		c.folder, v.out.Checkpoint = v.folder, c
+		if why := c.misplaced(key); why != "" {
+			d.fault, d.why = FaultForeign, why
 		}
 		return d, nil
 	})
@@ -202,12 +205,15 @@ const maxManifestBytes = 256 << 20
 // manifest looks at the manifest of a shard and notes what it wants.
 func (v *verifier) manifest(ctx context.Context, c *Checkpoint, s *Shard) error {
 	var m *Manifest
-	_, err := v.examine(ctx, s.ManifestKey, s.Group, func() (_ verdict, err error) {
-		prefix, sum, _, ours := ParseObjectKey(s.ManifestKey)
-		if !ours || prefix != string(v.cluster) || sum != s.ManifestSHA256 {
+	key, sum, ours := c.resolve(s.ManifestKey)
+	if !ours {
+		key = s.ManifestKey
+	}
+	_, err := v.examine(ctx, key, s.Group, func() (_ verdict, err error) {
+		if !ours || sum != s.ManifestSHA256 {
 			return verdict{fault: FaultForeign, why: fmt.Sprintf("it is not named as a manifest of %s in this checkpoint", s.Group)}, nil
 		}
-		raw, d, err := v.read(ctx, s.ManifestKey, maxManifestBytes)
+		raw, d, err := v.read(ctx, key, maxManifestBytes)
 		switch {
 		case err != nil || d.fault != "":
 			return d, err
@@ -232,7 +238,7 @@ func (v *verifier) manifest(ctx context.Context, c *Checkpoint, s *Shard) error 
 		return d, nil
 	})
 	if err == nil && m != nil {
-		v.want(m)
+		v.want(c, m)
 	}
 	return err
 }
@@ -256,7 +262,7 @@ func (c *Checkpoint) differs(s *Shard, m *Manifest) string {
 }
 
 // want notes the objects of a manifest's files.
-func (v *verifier) want(m *Manifest) {
+func (v *verifier) want(c *Checkpoint, m *Manifest) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.out.Files += len(m.Files)
@@ -268,6 +274,9 @@ func (v *verifier) want(m *Manifest) {
 		w := v.wanted[f.Object]
 		if w == nil {
 			w = &wantedObject{key: f.Object, shard: m.Group}
+			if key, sum, ours := c.resolve(f.Object); ours {
+				w.key, w.sum, w.ours = key, sum, true
+			}
 			v.wanted[f.Object] = w
 		}
 		w.parts = append(w.parts, wantedPart{Part{f.SHA256, f.Offset, f.Length}, f.Name})
@@ -276,22 +285,21 @@ func (v *verifier) want(m *Manifest) {
 
 // object looks at an object that holds files.
 func (v *verifier) object(ctx context.Context, w *wantedObject) (verdict, error) {
-	prefix, sum, _, ours := ParseObjectKey(w.key)
-	if !ours || prefix != string(v.cluster) {
-		return verdict{fault: FaultForeign, why: fmt.Sprintf("it is no object of cluster %s", v.cluster)}, nil
+	if !w.ours {
+		return verdict{fault: FaultForeign, why: fmt.Sprintf("it is no object of cluster %s", v.out.Checkpoint.ClusterID)}, nil
 	}
 	d, err := v.stat(ctx, w.key)
 	if err != nil || d.fault != "" {
 		return d, err
 	}
-	if d.fault, d.why = w.sizeFault(d.size, sum); d.fault != "" || !v.opts.Full {
+	if d.fault, d.why = w.sizeFault(d.size); d.fault != "" || !v.opts.Full {
 		return d, nil
 	}
 	whole, parts := sha256.New(), &partHashes{todo: w.parts}
 	d, err = v.stream(ctx, w.key, d, io.MultiWriter(whole, parts))
 	switch {
 	case err != nil || d.fault != "":
-	case [sha256.Size]byte(whole.Sum(nil)) != sum:
+	case [sha256.Size]byte(whole.Sum(nil)) != w.sum:
 		d.fault, d.why = FaultDamaged, "its SHA-256 is not the one of its name"
 	case parts.wrong != "":
 		d.fault, d.why = FaultDamaged, fmt.Sprintf("where file %s should be is another content", parts.wrong)
@@ -301,13 +309,13 @@ func (v *verifier) object(ctx context.Context, w *wantedObject) (verdict, error)
 
 // sizeFault says what is wrong with an object of that size. Its parts tell the
 // least; one file that is the whole object tells the size.
-func (w *wantedObject) sizeFault(size int64, sum [sha256.Size]byte) (Fault, string) {
+func (w *wantedObject) sizeFault(size int64) (Fault, string) {
 	for i := range w.parts {
 		p := &w.parts[i]
 		if end := p.Offset + p.Length; size < end {
 			return FaultShort, fmt.Sprintf("it has %d bytes, file %s needs %d", size, p.name, end)
 		}
-		if p.SHA256 == sum && (p.Offset != 0 || p.Length != size) {
+		if p.SHA256 == w.sum && (p.Offset != 0 || p.Length != size) {
 			return FaultDamaged, fmt.Sprintf("it has %d bytes, file %s, which is the whole of it, %d", size, p.name, p.Length)
 		}
 	}

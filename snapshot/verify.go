@@ -93,7 +93,7 @@ const looks = 2
 // could be looked at. The verification holds what was found so far, except after
 // base.ErrInvalid, for a key that is not one of a checkpoint.
 func VerifyCheckpoint(ctx context.Context, store objectstore.Store, metadataKey string, o VerifyOptions) (*Verification, error) {
-	cluster, number, ok := ParseMetadataKey(metadataKey)
+	folder, ok := metadataFolder(metadataKey)
 	if !ok {
 		return nil, fmt.Errorf("verifying checkpoint: %w", base.Invalid("key", fmt.Sprintf("%.200q is not the key of a checkpoint", metadataKey)))
 	}
@@ -105,14 +105,14 @@ func VerifyCheckpoint(ctx context.Context, store objectstore.Store, metadataKey 
 	}
 	counted := &countedStore{Store: store}
 	v := &verifier{
-		opts: o, store: counted, cluster: cluster, wanted: map[string]*wantedObject{},
+		opts: o, store: counted, folder: folder, wanted: map[string]*wantedObject{},
 		out: &Verification{Key: metadataKey, Full: o.Full}, objects: 1,
 	}
-	err := v.run(ctx, metadataKey, number)
+	err := v.run(ctx, metadataKey)
 	v.out.Requests = int(counted.requests.Load())
 	slices.SortFunc(v.out.Bad, func(a, b BadObject) int { return strings.Compare(a.Key, b.Key) })
 	if err = errors.Join(err, v.out.Err()); err != nil {
-		return v.out, fmt.Errorf("verifying checkpoint %d: %w", number, err)
+		return v.out, fmt.Errorf("verifying checkpoint %s: %w", metadataKey, err)
 	}
 	return v.out, nil
 }

@@ -401,7 +401,7 @@ func TestVerifyWithoutAnAnswer(t *testing.T) {
 func TestVerifyOfANewerFormat(t *testing.T) {
 	s := openStore(t)
 	c, meta := twoShards(t, s, 1)
-	newer := func(b []byte) []byte { b[4] = 2; return reseal(b) }
+	newer := func(b []byte) []byte { b[4] = 3; return reseal(b) }
 	putBack := s.keep(t, meta)
 	s.change(t, meta, newer)
 	if v, err := verify(t, s, meta, true); !errors.Is(err, base.ErrFormatVersion) || errors.Is(err, base.ErrCorrupt) || v == nil {

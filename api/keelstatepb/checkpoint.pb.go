@@ -735,7 +735,10 @@ func (x *AwaitCheckpointRequest) GetNumber() uint64 {
 }
 
 type CreateCheckpointRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user's: it shares no object with other checkpoints, lies in a folder that
+	// may be copied elsewhere, and is kept until it is deleted as a savepoint.
+	Savepoint     bool `protobuf:"varint,1,opt,name=savepoint,proto3" json:"savepoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -768,6 +771,13 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
 	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CreateCheckpointRequest) GetSavepoint() bool {
+	if x != nil {
+		return x.Savepoint
+	}
+	return false
 }
 
 type CheckpointShard struct {
@@ -973,6 +983,7 @@ type Checkpoint struct {
 	KeyGroups     uint32                 `protobuf:"varint,18,opt,name=key_groups,json=keyGroups,proto3" json:"key_groups,omitempty"`
 	Shards        []*CheckpointShard     `protobuf:"bytes,19,rep,name=shards,proto3" json:"shards,omitempty"`             // left out in lists
 	Participants  []*ParticipantPosition `protobuf:"bytes,20,rep,name=participants,proto3" json:"participants,omitempty"` // left out in lists
+	Savepoint     bool                   `protobuf:"varint,21,opt,name=savepoint,proto3" json:"savepoint,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1145,6 +1156,13 @@ func (x *Checkpoint) GetParticipants() []*ParticipantPosition {
 		return x.Participants
 	}
 	return nil
+}
+
+func (x *Checkpoint) GetSavepoint() bool {
+	if x != nil {
+		return x.Savepoint
+	}
+	return false
 }
 
 type ListCheckpointsRequest struct {
@@ -1505,6 +1523,7 @@ func (x *VerifyCheckpointProgress) GetFindings() []*CheckpointFinding {
 type DeleteCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Savepoint     bool                   `protobuf:"varint,2,opt,name=savepoint,proto3" json:"savepoint,omitempty"` // it must be one exactly if this says so
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1544,6 +1563,13 @@ func (x *DeleteCheckpointRequest) GetNumber() uint64 {
 		return x.Number
 	}
 	return 0
+}
+
+func (x *DeleteCheckpointRequest) GetSavepoint() bool {
+	if x != nil {
+		return x.Savepoint
+	}
+	return false
 }
 
 type DeleteCheckpointResponse struct {
@@ -1965,8 +1991,9 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x1dAcknowledgeCheckpointResponse\x12\x16\n" +
 	"\x06passed\x18\x01 \x01(\bR\x06passed\"0\n" +
 	"\x16AwaitCheckpointRequest\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\"\x19\n" +
-	"\x17CreateCheckpointRequest\"\xf6\x03\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\"7\n" +
+	"\x17CreateCheckpointRequest\x12\x1c\n" +
+	"\tsavepoint\x18\x01 \x01(\bR\tsavepoint\"\xf6\x03\n" +
 	"\x0fCheckpointShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
@@ -1987,7 +2014,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\aobjects\x18\x0f \x01(\x04R\aobjects\x12\x1a\n" +
 	"\brequests\x18\x10 \x01(\x04R\brequests\x12\x17\n" +
 	"\async_ms\x18\x11 \x01(\x04R\x06syncMs\x12\x19\n" +
-	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\"\xe8\x04\n" +
+	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\"\x86\x05\n" +
 	"\n" +
 	"Checkpoint\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
@@ -2013,7 +2040,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\n" +
 	"key_groups\x18\x12 \x01(\rR\tkeyGroups\x125\n" +
 	"\x06shards\x18\x13 \x03(\v2\x1d.keelstate.v1.CheckpointShardR\x06shards\x12E\n" +
-	"\fparticipants\x18\x14 \x03(\v2!.keelstate.v1.ParticipantPositionR\fparticipants\"\x18\n" +
+	"\fparticipants\x18\x14 \x03(\v2!.keelstate.v1.ParticipantPositionR\fparticipants\x12\x1c\n" +
+	"\tsavepoint\x18\x15 \x01(\bR\tsavepoint\"\x18\n" +
 	"\x16ListCheckpointsRequest\"\xbf\x01\n" +
 	"\x17ListCheckpointsResponse\x12:\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x18.keelstate.v1.CheckpointR\vcheckpoints\x12+\n" +
@@ -2036,9 +2064,10 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x04done\x18\x03 \x01(\bR\x04done\x12\x14\n" +
 	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x14\n" +
 	"\x05files\x18\x05 \x01(\x04R\x05files\x12;\n" +
-	"\bfindings\x18\x06 \x03(\v2\x1f.keelstate.v1.CheckpointFindingR\bfindings\"1\n" +
+	"\bfindings\x18\x06 \x03(\v2\x1f.keelstate.v1.CheckpointFindingR\bfindings\"O\n" +
 	"\x17DeleteCheckpointRequest\x12\x16\n" +
-	"\x06number\x18\x01 \x01(\x04R\x06number\"\x1a\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1c\n" +
+	"\tsavepoint\x18\x02 \x01(\bR\tsavepoint\"\x1a\n" +
 	"\x18DeleteCheckpointResponse\"a\n" +
 	"\x0fRollBackRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +

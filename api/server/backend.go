@@ -48,11 +48,15 @@ type Backend interface {
 	// CreateCheckpoint starts a checkpoint and calls fn at once and whenever it has
 	// changed, the last time when it has ended.
 	CreateCheckpoint(ctx context.Context, fn func(*cluster.CheckpointInfo) error) error
+	// CreateSavepoint is CreateCheckpoint for one that is the user's.
+	CreateSavepoint(ctx context.Context, fn func(*cluster.CheckpointInfo) error) error
 	Checkpoints(ctx context.Context) (*cluster.CheckpointList, error)
 	Checkpoint(ctx context.Context, number uint64) (*cluster.CheckpointInfo, error)
 	// VerifyCheckpoint reports bad objects in the verification, not as an error.
 	VerifyCheckpoint(ctx context.Context, number uint64, quick bool, progress func(done, total int)) (*cluster.CheckpointVerification, error)
+	// DeleteCheckpoint refuses savepoints, DeleteSavepoint all others.
 	DeleteCheckpoint(ctx context.Context, number uint64) error
+	DeleteSavepoint(ctx context.Context, number uint64) error
 	// Rollback starts or joins one and calls fn at once and whenever it has changed.
 	Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*cluster.RollbackInfo) error) error
 	PlanRollback(ctx context.Context, number uint64) (*cluster.RollbackInfo, error)

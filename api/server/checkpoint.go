@@ -25,10 +25,14 @@ type checkpointService struct {
 }
 
 // CreateCheckpoint implements the Checkpoints service.
-func (v *checkpointService) CreateCheckpoint(_ *keelstatepb.CreateCheckpointRequest, stream grpc.ServerStreamingServer[keelstatepb.Checkpoint]) error {
+func (v *checkpointService) CreateCheckpoint(r *keelstatepb.CreateCheckpointRequest, stream grpc.ServerStreamingServer[keelstatepb.Checkpoint]) error {
 	ctx, cancel := v.s.drainContext(stream.Context())
 	defer cancel()
-	err := v.s.backend.CreateCheckpoint(ctx, func(c *cluster.CheckpointInfo) error { return stream.Send(checkpointMessage(c)) })
+	create := v.s.backend.CreateCheckpoint
+	if r.GetSavepoint() {
+		create = v.s.backend.CreateSavepoint
+	}
+	err := create(ctx, func(c *cluster.CheckpointInfo) error { return stream.Send(checkpointMessage(c)) })
 	if err != nil && stream.Context().Err() == nil && ctx.Err() != nil {
 		return context.Cause(ctx) // the drain ended it, not the client
 	}
@@ -94,7 +98,11 @@ func (v *checkpointService) DeleteCheckpoint(ctx context.Context, r *keelstatepb
 	if r.GetNumber() == 0 {
 		return nil, base.Invalid("number", "give the number of a checkpoint")
 	}
-	if err := v.s.backend.DeleteCheckpoint(ctx, r.GetNumber()); err != nil {
+	remove := v.s.backend.DeleteCheckpoint
+	if r.GetSavepoint() {
+		remove = v.s.backend.DeleteSavepoint
+	}
+	if err := remove(ctx, r.GetNumber()); err != nil {
 		return nil, err
 	}
 	return &keelstatepb.DeleteCheckpointResponse{}, nil
@@ -103,7 +111,7 @@ func (v *checkpointService) DeleteCheckpoint(ctx context.Context, r *keelstatepb
 func checkpointMessage(c *cluster.CheckpointInfo) *keelstatepb.Checkpoint {
 	t := c.Totals
 	out := &keelstatepb.Checkpoint{
-		Number: c.Number, Phase: string(c.Phase), Ended: c.Ended(), Error: c.Error, Automatic: c.Automatic, CreatedMs: c.CreatedMs, EndedMs: c.EndedMs,
+		Number: c.Number, Phase: string(c.Phase), Ended: c.Ended(), Error: c.Error, Automatic: c.Automatic, Savepoint: c.Savepoint, CreatedMs: c.CreatedMs, EndedMs: c.EndedMs,
 		FullBytes: uint64(t.FullBytes), NewBytes: uint64(t.NewBytes), Files: uint64(t.Files), NewFiles: uint64(t.NewFiles), Objects: uint64(t.Objects),
 		Requests: uint64(t.Requests), SyncMs: t.SyncMs, AsyncMs: t.AsyncMs, Uri: c.URI, Incarnation: uint64(c.Incarnation), KeyGroups: uint32(c.KeyGroups),
 	}

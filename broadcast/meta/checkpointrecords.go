@@ -38,7 +38,10 @@ type Checkpoint struct {
 	Number uint64          `json:"number"`
 	Phase  CheckpointPhase `json:"phase"`
 	// Automatic says that the interval started it, not a user.
-	Automatic   bool             `json:"automatic,omitempty"`
+	Automatic bool `json:"automatic,omitempty"`
+	// Savepoint says that it is the user's: its objects are its own (ME13), and
+	// it is retained until it is deleted as one.
+	Savepoint   bool             `json:"savepoint,omitempty"`
 	Incarnation base.Incarnation `json:"incarnation"`
 	KeyGroups   int              `json:"key_groups"`
 	// Shards is how many shards it has.
@@ -164,7 +167,8 @@ type Object struct {
 	// Number is that of the attempt that stored it and its place among the
 	// objects of that attempt: given once (ME1).
 	Number uint64 `json:"number"`
-	// Key is <cluster id>/<SHA-256 of the object>.<attempt>.
+	// Key is <cluster id>/<SHA-256 of the object>.<attempt>, in a savepoint
+	// <cluster id>/savepoints/<number>/<SHA-256>.<attempt>.
 	Key  string `json:"key"`
 	Size int64  `json:"size"`
 	// Parts says which contents lie in it. None means one: the whole object.

@@ -35,6 +35,8 @@ const (
 // CheckpointSpec is what a new checkpoint is to be like.
 type CheckpointSpec struct {
 	Automatic bool
+	// Savepoint: it is to be the user's.
+	Savepoint bool
 	TimeoutMs uint64
 	// Uploaders names, for every shard, the node whose replica uploads.
 	Uploaders map[base.GroupID]base.NodeID
@@ -61,7 +63,7 @@ func StartCheckpointTxn(v *View, nowMs uint64, spec CheckpointSpec) (broadcast.T
 		return broadcast.Txn{}, nil, conflict("shards", fmt.Sprintf("a checkpoint has 1 to %d shards, there are %d", MaxCheckpointShards, len(shards)))
 	}
 	number, attempt := v.NextCheckpoint(), v.NextAttempt()
-	rec := &Checkpoint{Number: number, Phase: CheckpointAnnounced, Automatic: spec.Automatic, Incarnation: c.Incarnation, KeyGroups: c.KeyGroups,
+	rec := &Checkpoint{Number: number, Phase: CheckpointAnnounced, Automatic: spec.Automatic, Savepoint: spec.Savepoint, Incarnation: c.Incarnation, KeyGroups: c.KeyGroups,
 		Shards: len(shards), CreatedMs: nowMs, UpdatedMs: nowMs, TimeoutMs: spec.TimeoutMs}
 	var b builder
 	b.advance(v, counterCheckpoint, number+1)
@@ -159,7 +161,8 @@ func objectBytes(o *Object) int { return 256 + len(o.Key) + 128*len(o.Parts) }
 // registry before its final report, which alone could not hold them all; each batch
 // is one of CutObjects. Objects that are there already are left out, so a batch may
 // come twice; if nothing is left the transaction is empty. Numbers in the objects
-// are ignored. Beside what uploading refuses, an object is base.ErrInvalid whose key
+// are ignored, and so are the parts of those of a savepoint, which nobody reuses.
+// Beside what uploading refuses, an object is base.ErrInvalid whose key
 // is not of this cluster and attempt, or whose parts do not lie in it, and
 // base.ErrConflict if the registry has something else under its key.
 func RegisterObjectsTxn(v *View, nowMs, number uint64, group base.GroupID, attempt uint64, objects []Object) (broadcast.Txn, error) {
@@ -169,7 +172,7 @@ func RegisterObjectsTxn(v *View, nowMs, number uint64, group base.GroupID, attem
 	}
 	next := *have
 	var b builder
-	added, err := b.register(v, &next, objects)
+	added, err := b.register(v, c, &next, objects)
 	if err != nil || len(added) == 0 {
 		return broadcast.Txn{}, err
 	}
@@ -184,7 +187,7 @@ func RegisterObjectsTxn(v *View, nowMs, number uint64, group base.GroupID, attem
 
 // register puts those of the objects into the registry that are not there, and
 // returns their numbers.
-func (b *builder) register(v *View, s *CheckpointShard, objects []Object) ([]uint64, error) {
+func (b *builder) register(v *View, c *Checkpoint, s *CheckpointShard, objects []Object) ([]uint64, error) {
 	if len(objects) > MaxObjectsPerTxn {
 		return nil, tooMany("objects", MaxObjectsPerTxn)
 	}
@@ -193,7 +196,7 @@ func (b *builder) register(v *View, s *CheckpointShard, objects []Object) ([]uin
 	size := 0
 	for i := range objects {
 		o := objects[i]
-		if err := normaliseObject(v.Cluster().ID, s.Attempt, &o); err != nil {
+		if err := normaliseObject(c.objectFolder(v.Cluster().ID), s.Attempt, &o); err != nil {
 			return nil, fmt.Errorf("registering object %d of %d: %w", i+1, len(objects), err)
 		}
 		known := v.ObjectByKey(o.Key)
@@ -223,13 +226,13 @@ func (b *builder) register(v *View, s *CheckpointShard, objects []Object) ([]uin
 
 // normaliseObject checks an object that an attempt has stored, and leaves parts
 // out that say what the key says.
-func normaliseObject(cluster base.ClusterID, attempt uint64, o *Object) error {
+func normaliseObject(folder string, attempt uint64, o *Object) error {
 	sum, by, err := parseObjectName(o.Key)
 	if err != nil {
 		return err
 	}
-	if by != attempt || o.Key != objectKey(cluster, sum, attempt) {
-		return base.Invalid("key", fmt.Sprintf("%q is not one of attempt %d of cluster %s", o.Key, attempt, cluster))
+	if by != attempt || o.Key != objectKey(folder, sum, attempt) {
+		return base.Invalid("key", fmt.Sprintf("%q is not one of attempt %d below %s", o.Key, attempt, folder))
 	}
 	if o.Size < 0 {
 		return base.Invalid("size", "0 or more bytes")
@@ -243,6 +246,9 @@ func normaliseObject(cluster base.ClusterID, attempt uint64, o *Object) error {
 		}
 	}
 	if len(o.Parts) == 1 && o.Parts[0] == (ObjectPart{SHA256: sum, Length: o.Size}) || len(o.Parts) == 0 {
+		o.Parts = nil
+	}
+	if _, saved := savepointOf(o.Key); saved {
 		o.Parts = nil
 	}
 	return nil
@@ -282,9 +288,12 @@ func ReportUploadedTxn(v *View, nowMs, number uint64, group base.GroupID, attemp
 	}
 	next := *have
 	var b builder
-	numbers, err := b.register(v, &next, objects)
+	numbers, err := b.register(v, c, &next, objects)
 	if err != nil {
 		return broadcast.Txn{}, err
+	}
+	if c.Savepoint && len(reused) > 0 {
+		return broadcast.Txn{}, base.Invalid("reused", fmt.Sprintf("savepoint %d uses no objects but its own", number))
 	}
 	older, err := reusedNumbers(v, attempt, reused)
 	if err != nil {
@@ -313,6 +322,9 @@ func reusedNumbers(v *View, attempt uint64, keys []string) ([]uint64, error) {
 		o := v.ObjectByKey(key)
 		if o == nil {
 			return nil, conflict("reused", fmt.Sprintf("object %q is not in the registry", key))
+		}
+		if _, saved := savepointOf(key); saved {
+			return nil, conflict("reused", fmt.Sprintf("object %q belongs to a savepoint", key))
 		}
 		if o.Attempt() != attempt {
 			numbers = append(numbers, o.Number)
@@ -406,7 +418,8 @@ func (t *CheckpointTotals) add(s *CheckpointShard) {
 // CompleteTxn completes a checkpoint whose `_metadata`, with this SHA-256 and size,
 // is durable, and no longer retains the completed ones before it but the newest,
 // retain of them with this one (at least 1), and those that participants need
-// (ME12). What only those used is planned for
+// (ME12). Savepoints are neither counted nor touched, and the completion of one
+// retires nothing (ME13). What only those used is planned for
 // deletion, in this transaction as far as it can hold it (PlanDeletionsTxn does the
 // rest). It is empty if the checkpoint is completed; base.ErrConflict if it is not
 // in CheckpointMetadata.
@@ -425,7 +438,7 @@ func CompleteTxn(v *View, nowMs, number uint64, sum [32]byte, size int64, retain
 	p.change(&next)
 	left, pinned := max(retain, 1), v.pinned(c)
 	for _, old := range slices.Backward(p.heads) {
-		if old.Phase != CheckpointCompleted {
+		if old.Phase != CheckpointCompleted || old.Savepoint || c.Savepoint {
 			continue
 		}
 		if left--; left < 0 && !pinned[old.Number] {

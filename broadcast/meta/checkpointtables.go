@@ -242,6 +242,9 @@ func checkStoredObject(o *Object) error {
 func (t *checkpointTables) addObject(o *Object) {
 	t.objects.Set(o.Number, o)
 	t.byKey.Set(o.Key, o)
+	if _, saved := savepointOf(o.Key); saved {
+		return // nobody is to find its content
+	}
 	for _, p := range o.pieces() {
 		t.contents.Set(contentKey(p.SHA256, p.Length, o.Number, uint64(p.Offset)), content{o, p.Offset, p.Length})
 	}

@@ -26,11 +26,12 @@ func (v *View) RunningCheckpoint() *Checkpoint {
 	return nil
 }
 
-// LastCheckpoint returns the newest completed checkpoint, or nil.
+// LastCheckpoint returns the newest completed checkpoint that is no savepoint, or
+// nil: the user may have deleted the files of a savepoint.
 func (v *View) LastCheckpoint() *Checkpoint {
 	var last *Checkpoint
 	v.checkpoints.Reverse(func(_ uint64, c *Checkpoint) bool {
-		if c.Phase == CheckpointCompleted {
+		if c.Phase == CheckpointCompleted && !c.Savepoint {
 			last = c
 		}
 		return last == nil
@@ -150,8 +151,9 @@ func (v *View) DeletionsPending() bool {
 
 // OrphanTest returns a function that says of a key in the object store whether it
 // is an orphan by this view: one of this cluster's own, of an attempt or of a
-// checkpoint that has ended, and neither in the registry nor in a plan. foreign
-// says that the key is not one of those that this cluster writes.
+// checkpoint that has ended, and neither in the registry nor in a plan. The
+// `_metadata` of a savepoint is one only as long as it is known to have failed:
+// otherwise the user may have put it there. foreign says that the key is not one of those that this cluster writes.
 func (v *View) OrphanTest() func(key string) (orphan, foreign bool) {
 	planned := make(map[string]struct{})
 	for _, p := range v.Plans() {
@@ -165,14 +167,18 @@ func (v *View) OrphanTest() func(key string) (orphan, foreign bool) {
 	}
 	below := v.OldestRunningAttempt()
 	return func(key string) (orphan, foreign bool) {
-		attempt, number, ok := ownKey(cluster, key)
+		attempt, number, saved, ok := ownKey(cluster, key)
 		if !ok {
 			return false, true
 		}
 		if _, twice := planned[key]; twice {
 			return false, false
 		}
-		if number != 0 {
+		if saved && attempt == 0 {
+			c := v.Checkpoint(number)
+			return c != nil && c.Savepoint && !v.mayHaveMetadata(number), false
+		}
+		if number != 0 && attempt == 0 {
 			return number < v.NextCheckpoint() && !v.mayHaveMetadata(number), false
 		}
 		return attempt < below && v.ObjectByKey(key) == nil, false

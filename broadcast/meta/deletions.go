@@ -112,7 +112,7 @@ func (p *planning) planOne(c *Checkpoint) {
 	var keys []string
 	if !c.MetadataPlanned {
 		// In front of the objects: what is named there goes later.
-		keys = append(keys, metadataKey(p.v.Cluster().ID, c.Number))
+		keys = append(keys, c.metadataKey(p.v.Cluster().ID))
 		next.MetadataPlanned = true
 		p.left--
 	}
@@ -203,15 +203,30 @@ func (p *planning) cutFailed() {
 
 // DeleteCheckpointTxn no longer retains a completed checkpoint, or forgets a failed
 // one. What only it used is planned for deletion as soon as no checkpoint runs. It
-// is empty if that was done; base.ErrConflict if the checkpoint runs, and
-// base.ErrNotFound if there is none.
+// is empty if that was done; base.ErrConflict if the checkpoint runs or is a
+// savepoint, and base.ErrNotFound if there is none.
 func DeleteCheckpointTxn(v *View, nowMs, number uint64) (broadcast.Txn, error) {
+	return deleteTxn(v, nowMs, number, false)
+}
+
+// DeleteSavepointTxn is DeleteCheckpointTxn for savepoints, and refuses any other
+// checkpoint with base.ErrConflict. It is no matter whether the user has deleted the
+// objects.
+func DeleteSavepointTxn(v *View, nowMs, number uint64) (broadcast.Txn, error) {
+	return deleteTxn(v, nowMs, number, true)
+}
+
+func deleteTxn(v *View, nowMs, number uint64, savepoint bool) (broadcast.Txn, error) {
 	c := v.Checkpoint(number)
 	switch {
 	case c == nil:
 		return broadcast.Txn{}, notFound("checkpoint", fmt.Sprintf("no checkpoint %d", number))
 	case c.Running():
 		return broadcast.Txn{}, conflict("checkpoint", fmt.Sprintf("checkpoint %d is running", number))
+	case savepoint && !c.Savepoint:
+		return broadcast.Txn{}, conflict("savepoint", fmt.Sprintf("checkpoint %d is no savepoint", number))
+	case c.Savepoint && !savepoint && c.Phase == CheckpointCompleted:
+		return broadcast.Txn{}, conflict("savepoint", fmt.Sprintf("checkpoint %d is a savepoint, which is deleted only as one: keelctl checkpoint delete %d --savepoint", number, number))
 	case c.Phase == CheckpointDeleting:
 		return broadcast.Txn{}, nil
 	}

@@ -51,4 +51,8 @@
 //	ME12 For every registered participant the newest completed checkpoint that has
 //	     its position, and is none that a rollback has left behind, is retained,
 //	     whatever is retained beside it.
+//	ME13 A savepoint uses no objects but those of its own attempts, which lie in its
+//	     folder, and nothing else uses these. Retention neither counts nor retires
+//	     it, and the objects in a folder with a `_metadata` that may be a completed
+//	     savepoint's are in no plan but one that the user asked for.
 package meta

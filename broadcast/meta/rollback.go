@@ -45,6 +45,8 @@ type RollbackSpec struct {
 	// MetadataSHA256 that of its `_metadata`.
 	Checkpoint     uint64 `json:"checkpoint"`
 	MetadataSHA256 Sum    `json:"metadata_sha256"`
+	// Savepoint says that it is one.
+	Savepoint bool `json:"savepoint,omitempty"`
 	// Incarnation is the cluster's after the rollback.
 	Incarnation base.Incarnation `json:"incarnation"`
 	// TimeoutMs bounds the first phase, by the coordinator's own clock.
@@ -213,7 +215,7 @@ func StartRollbackTxn(v *View, nowMs, number, timeoutMs uint64) (broadcast.Txn, 
 	}
 	c, k := v.Cluster(), v.Checkpoint(number)
 	start, op, err := StartOperationTxn(v, nowMs, OperationRollback, PhaseRollbackPrepare,
-		RollbackSpec{Checkpoint: number, MetadataSHA256: k.MetadataSHA256, Incarnation: c.Incarnation + 1, TimeoutMs: timeoutMs})
+		RollbackSpec{Checkpoint: number, MetadataSHA256: k.MetadataSHA256, Savepoint: k.Savepoint, Incarnation: c.Incarnation + 1, TimeoutMs: timeoutMs})
 	if err != nil {
 		return broadcast.Txn{}, nil, err
 	}

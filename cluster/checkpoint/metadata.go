@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"fmt"
+	"path"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/internal/base"
@@ -20,7 +21,7 @@ func Metadata(v *meta.View, number uint64) (*snapshot.Checkpoint, error) {
 	}
 	out := &snapshot.Checkpoint{
 		ClusterID: cluster.ID, Number: number, Incarnation: c.Incarnation, FormatVersion: uint32(cluster.FormatVersion),
-		M: c.KeyGroups, Engine: cluster.Engine, CreatedMs: c.CreatedMs,
+		M: c.KeyGroups, Engine: cluster.Engine, CreatedMs: c.CreatedMs, Savepoint: c.Savepoint,
 	}
 	for _, k := range v.Keyspaces() {
 		out.Keyspaces = append(out.Keyspaces, snapshot.Keyspace{Name: k.Name, KeyType: k.KeyType})
@@ -39,10 +40,14 @@ func Metadata(v *meta.View, number uint64) (*snapshot.Checkpoint, error) {
 		if r == nil {
 			return nil, fmt.Errorf("making the _metadata of checkpoint %d: shard %s has no report: %w", number, s.Group, base.ErrInternal)
 		}
+		manifest := r.ManifestKey
+		if c.Savepoint {
+			manifest = path.Base(manifest) // the name within the folder, which may be moved
+		}
 		out.Shards = append(out.Shards, snapshot.Shard{
 			Group: s.Group, Birth: s.Birth, Epoch: s.Epoch, Range: keygroup.Range{Lo: keygroup.Group(s.Lo), Hi: keygroup.Group(s.Hi)},
 			Index: r.Index, Term: r.Term, Sequence: r.Sequence, ClockMs: r.ClockMs,
-			ManifestKey: r.ManifestKey, ManifestSHA256: r.ManifestSHA256, ManifestSize: r.ManifestSize,
+			ManifestKey: manifest, ManifestSHA256: r.ManifestSHA256, ManifestSize: r.ManifestSize,
 			FullBytes: r.FullBytes, NewBytes: r.NewBytes,
 		})
 	}

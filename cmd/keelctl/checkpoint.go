@@ -29,36 +29,41 @@ func (a *app) checkpointCommand() *cobra.Command {
 
 func (a *app) checkpointCreate() *cobra.Command {
 	var wait time.Duration
-	var start bool
+	var start, savepoint bool
 	c := &cobra.Command{
 		Use: "create", Short: "Make a checkpoint of the whole cluster; exit 1 if it fails, 6 if it is not done in time", Args: cobra.NoArgs,
 		Long: `create makes a checkpoint and follows it until it has completed. It holds every write
 that was acknowledged before the command, and none that is sent after its end. What
 was uploaded for earlier checkpoints is not uploaded again. Ending the command does
-not end the checkpoint.`,
-		Example: "  keelctl checkpoint create\n  keelctl checkpoint create --start-only -o json --columns number",
+not end the checkpoint.
+
+A savepoint (--savepoint) is yours: it is uploaded as a whole into a folder that may
+be copied elsewhere, and is kept, uncounted, until it is deleted with --savepoint or
+you delete the folder.`,
+		Example: "  keelctl checkpoint create --savepoint\n  keelctl checkpoint create\n  keelctl checkpoint create --start-only -o json --columns number",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			first := a.timeout
 			if !start && !a.given(cmd, "timeout") {
 				a.timeout = 0
 			}
 			a.boundBy(cmd, wait)
-			return a.createCheckpoint(cmd.Context(), start, first)
+			return a.createCheckpoint(cmd.Context(), &keelstatepb.CreateCheckpointRequest{Savepoint: savepoint}, start, first)
 		},
 	}
+	c.Flags().BoolVar(&savepoint, "savepoint", false, "make a savepoint: self-contained, and kept until you delete it")
 	c.Flags().BoolVar(&start, "start-only", false, "return as soon as the checkpoint is announced")
 	c.Flags().DurationVar(&wait, "wait", 0, "the longest time to wait, 0 for as long as it takes or a --timeout that is given")
 	return c
 }
 
-func (a *app) createCheckpoint(ctx context.Context, start bool, first time.Duration) error {
+func (a *app) createCheckpoint(ctx context.Context, req *keelstatepb.CreateCheckpointRequest, start bool, first time.Duration) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	var last *keelstatepb.Checkpoint
 	err := a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop() // the checkpoint goes on, and is followed by its number
-		stream, err := keelstatepb.NewCheckpointsClient(conn).CreateCheckpoint(ctx, &keelstatepb.CreateCheckpointRequest{})
+		stream, err := keelstatepb.NewCheckpointsClient(conn).CreateCheckpoint(ctx, req)
 		if err == nil {
 			last, err = stream.Recv()
 		}
@@ -146,7 +151,7 @@ func (a *app) checkpointList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			out := a.list("Checkpoint", "number", "phase", "automatic", "created", "seconds", "fullBytes", "newBytes", "objects", "error")
+			out := a.list("Checkpoint", "number", "phase", "automatic", "savepoint", "created", "seconds", "fullBytes", "newBytes", "objects", "error")
 			for _, c := range resp.GetCheckpoints() {
 				if err := out.Add(checkpointRecord(c, false)); err != nil {
 					return err
@@ -252,10 +257,10 @@ func (a *app) verifyCheckpoint(ctx context.Context, number uint64, quick bool) e
 }
 
 func (a *app) checkpointDelete() *cobra.Command {
-	var yes bool
+	var yes, savepoint bool
 	c := &cobra.Command{
 		Use: "delete NUMBER --yes", Short: "Delete a checkpoint, and the objects that no other needs", Args: cobra.ExactArgs(1),
-		Example:           "  keelctl checkpoint delete 3 --yes",
+		Example:           "  keelctl checkpoint delete 3 --yes\n  keelctl checkpoint delete 4 --savepoint --yes",
 		ValidArgsFunction: a.completeCheckpoints,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			number, err := checkpointArg(args[0])
@@ -268,7 +273,7 @@ func (a *app) checkpointDelete() *cobra.Command {
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()
 			err = a.call(ctx, false, func(ctx context.Context, conn grpc.ClientConnInterface) error {
-				_, err := keelstatepb.NewCheckpointsClient(conn).DeleteCheckpoint(ctx, &keelstatepb.DeleteCheckpointRequest{Number: number})
+				_, err := keelstatepb.NewCheckpointsClient(conn).DeleteCheckpoint(ctx, &keelstatepb.DeleteCheckpointRequest{Number: number, Savepoint: savepoint})
 				return err
 			})
 			if err != nil {
@@ -278,6 +283,7 @@ func (a *app) checkpointDelete() *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	c.Flags().BoolVar(&savepoint, "savepoint", false, "it is a savepoint, which is not deleted without this")
 	return c
 }
 
@@ -327,6 +333,7 @@ func checkpointRecord(c *keelstatepb.Checkpoint, whole bool) record {
 		seconds = float64(c.GetEndedMs()-c.GetCreatedMs()) / 1000
 	}
 	r := record{{Name: "number", Value: c.GetNumber()}, {Name: "phase", Value: c.GetPhase()}, {Name: "automatic", Value: c.GetAutomatic()},
+		{Name: "savepoint", Value: c.GetSavepoint()},
 		{Name: "created", Value: time.UnixMilli(int64(c.GetCreatedMs())).UTC().Format(time.RFC3339)}, {Name: "seconds", Value: seconds},
 		{Name: "fullBytes", Value: c.GetFullBytes()}, {Name: "newBytes", Value: c.GetNewBytes()}, {Name: "objects", Value: c.GetObjects()},
 		{Name: "error", Value: c.GetError()},

@@ -10,7 +10,7 @@ import (
 
 const (
 	operationColumns  = "id operation phase done error startedMs updatedMs"
-	checkpointColumns = "number phase automatic created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups"
+	checkpointColumns = "number phase automatic savepoint created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups"
 	writtenColumns    = "shard sequence token"
 	valueColumns      = "value null version token"
 	keyColumns        = "key namespace group shard"
