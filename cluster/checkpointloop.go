@@ -240,7 +240,11 @@ func (n *Node) findManifests(ctx context.Context, m *snapshot.Checkpoint) error 
 	g.SetLimit(maxManifestLooks)
 	for _, s := range m.Shards {
 		g.Go(func() error {
-			o, err := n.opts.Objects.Stat(ctx, s.ManifestKey)
+			key := s.ManifestKey
+			if m.Savepoint { // then it is a name within the folder
+				key = snapshot.SavepointFolder(m.ClusterID, m.Number) + "/" + key
+			}
+			o, err := n.opts.Objects.Stat(ctx, key)
 			switch {
 			case errors.Is(err, base.ErrNotFound):
 			case err != nil:
