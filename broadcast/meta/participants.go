@@ -272,7 +272,8 @@ func (b *builder) await(v *View, c *Checkpoint) {
 func (v *View) LastPosition(participant string) *Position {
 	var found *Position
 	v.checkpoints.Reverse(func(n uint64, c *Checkpoint) bool {
-		if c.Phase == CheckpointCompleted {
+		// The files of a savepoint are its owner's, who may have deleted them.
+		if c.Phase == CheckpointCompleted && !c.Savepoint {
 			found = v.present(c, participant)
 		}
 		return found == nil

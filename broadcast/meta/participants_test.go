@@ -163,13 +163,18 @@ func TestRegistrationIsRefused(t *testing.T) {
 func (w *world) run(session base.SessionID, retain int) uint64 {
 	w.t.Helper()
 	c := w.start()
+	w.acknowledge(c, session)
+	w.upload(c, nil, nil)
+	w.complete(c, retain)
+	return c.Number
+}
+
+func (w *world) acknowledge(c *Checkpoint, session base.SessionID) {
+	w.t.Helper()
 	if c.Phase == CheckpointWaiting {
 		w.do(AcknowledgeTxn(w.quick(), 1, c.Number, "a", session, fmt.Append(nil, c.Number)))
 		w.do(PutBarriersTxn(w.quick(), 1, c.Number))
 	}
-	w.upload(c, nil, nil)
-	w.complete(c, retain)
-	return c.Number
 }
 
 // ME12: the newest checkpoint with the position of a participant that is away
@@ -187,6 +192,16 @@ func TestCheckpointThatAParticipantNeedsStays(t *testing.T) {
 	s := w.register("a")
 	w.run(s, 1)
 	two := w.run(s, 1)
+	// A savepoint with a newer position takes no checkpoint's place: its files are
+	// its owner's.
+	c := w.startSavepoint()
+	w.acknowledge(c, s)
+	c, _ = w.saveInto(c, true)
+	if p := w.view().LastPosition("a"); p == nil || p.Checkpoint != two || !w.view().Position(c.Number, "a").Given {
+		t.Fatalf("beside savepoint %d the position is %+v, want that of %d", c.Number, p, two)
+	}
+	w.do(DeleteSavepointTxn(w.view(), 1, c.Number))
+	w.do(PlanDeletionsTxn(w.view(), 1))
 	w.do(CloseSessionTxn(w.view(), s))
 	w.run(0, 1)
 	four := w.run(0, 1)

@@ -12,9 +12,18 @@ import (
 // its objects.
 func (w *world) save(complete bool) (c *Checkpoint, keys []string) {
 	w.t.Helper()
+	return w.saveInto(w.startSavepoint(), complete)
+}
+
+func (w *world) startSavepoint() *Checkpoint {
+	w.t.Helper()
 	txn, c, err := StartCheckpointTxn(w.quick(), 5000, CheckpointSpec{TimeoutMs: 60000, Savepoint: true, Uploaders: uploaders(w.quick())})
 	w.do(txn, err)
-	c = w.quick().Checkpoint(c.Number)
+	return w.quick().Checkpoint(c.Number)
+}
+
+func (w *world) saveInto(c *Checkpoint, complete bool) (_ *Checkpoint, keys []string) {
+	w.t.Helper()
 	folder := c.objectFolder("c1")
 	for _, s := range w.view().CheckpointShards(c.Number) {
 		object := func(text string) Object {
