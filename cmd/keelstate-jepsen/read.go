@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ func runRecord(dir string, r *report.Run) record {
 	t := r.Totals()
 	return record{
 		{Name: "directory", Value: dir}, {Name: "seed", Value: r.Seed}, {Name: "verdict", Value: string(r.Verdict)}, {Name: "text", Value: r.Text},
-		{Name: "minutes", Value: time.Duration(r.ElapsedNs).Minutes()}, {Name: "episodes", Value: t.Episodes},
+		{Name: "minutes", Value: math.Round(time.Duration(r.ElapsedNs).Minutes()*10) / 10}, {Name: "episodes", Value: t.Episodes},
 		{Name: "operations", Value: t.Operations}, {Name: "ok", Value: t.OK}, {Name: "failed", Value: t.Failed}, {Name: "unknown", Value: t.Unknown},
 		{Name: "injections", Value: t.Injections}, {Name: "faults", Value: t.Faults}, {Name: "skipped", Value: t.Skipped, Wide: true},
 		{Name: "missing", Value: cliout.Phrases(r.Missing), Wide: true}, {Name: "repeat", Value: r.Repeat},

@@ -81,12 +81,12 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	o.root = root
-	only, err := regexp.Compile(o.only)
+	dir := filepath.Join(root, "jepsen", "mutants")
+	all, err := mutants.Load(dir)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(root, "jepsen", "mutants")
-	all, err := mutants.Load(dir)
+	chosen, err := choose(all, o.only)
 	if err != nil {
 		return err
 	}
@@ -104,10 +104,7 @@ func run(ctx context.Context, o options) error {
 		}
 	}
 	escaped := 0
-	for _, m := range all {
-		if !only.MatchString(m.Name) {
-			continue
-		}
+	for _, m := range chosen {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -122,6 +119,25 @@ func run(ctx context.Context, o options) error {
 		return fmt.Errorf("%w: %d escaped or were not run to an end", errNotFound, escaped)
 	}
 	return nil
+}
+
+// choose returns the mutants whose names match, and refuses an expression that
+// none does: a run of nothing finds every mutant.
+func choose(all []*mutants.Mutant, only string) ([]*mutants.Mutant, error) {
+	re, err := regexp.Compile(only)
+	if err != nil {
+		return nil, fmt.Errorf("-only: %w", err)
+	}
+	var chosen []*mutants.Mutant
+	for _, m := range all {
+		if re.MatchString(m.Name) {
+			chosen = append(chosen, m)
+		}
+	}
+	if len(chosen) == 0 {
+		return nil, fmt.Errorf("-only %q is the name of no mutant; their names are those of the patches in jepsen/mutants", only)
+	}
+	return chosen, nil
 }
 
 // judgeControl runs the detectors without a mutant.

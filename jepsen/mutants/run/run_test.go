@@ -84,3 +84,17 @@ func TestEvidenceIsTheCheckersWord(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// A run of no mutant would say that all were found.
+func TestOnlyNamesMutants(t *testing.T) {
+	all := []*mutants.Mutant{{Name: "01-a"}, {Name: "02-b"}}
+	for _, c := range []struct {
+		only string
+		want int // 0: refused
+	}{{"", 2}, {"a$", 1}, {"^0[12]-", 2}, {"99", 0}, {"(", 0}} {
+		got, err := choose(all, c.only)
+		if len(got) != c.want || (err != nil) != (c.want == 0) {
+			t.Errorf("-only %q: %d mutants, %v", c.only, len(got), err)
+		}
+	}
+}
