@@ -221,10 +221,10 @@ func (w *checkpoints) checkEnd() {
 	for key := range w.foreign {
 		want[key] = true
 	}
-	completed := 0
+	var completed []uint64
 	for _, c := range v.Checkpoints() {
 		if c.Phase == meta.CheckpointCompleted {
-			completed++
+			completed = append(completed, c.Number)
 			want[snapshot.MetadataKey(checkpointCluster, c.Number)] = true
 			for _, o := range v.CheckpointObjects(c.Number) {
 				want[o.Key] = true
@@ -237,9 +237,7 @@ func (w *checkpoints) checkEnd() {
 		}
 		return true
 	})
-	if completed > w.config.Retain {
-		w.problem("%d checkpoints are retained, not %d", completed, w.config.Retain)
-	}
+	w.checkRetained(v, completed)
 	var left []string
 	for key := range w.store.held {
 		if !want[key] {
@@ -249,7 +247,22 @@ func (w *checkpoints) checkEnd() {
 	if slices.Sort(left); len(left) > 0 {
 		w.problem("%d objects are left of %d, the first is %s", len(left), len(w.store.held), left[0])
 	}
-	w.loop.Note("at rest: %d objects in the store, %d in the registry, %d checkpoints", len(w.store.held), v.ObjectCount(), completed)
+	w.loop.Note("at rest: %d objects in the store, %d in the registry, %d checkpoints", len(w.store.held), v.ObjectCount(), len(completed))
+}
+
+// checkRetained demands that of the completed checkpoints, by number, none is kept
+// beyond the newest but for a participant that may go back to it (ME12), one for
+// each at most.
+func (w *checkpoints) checkRetained(v *meta.View, completed []uint64) {
+	beyond := completed[:max(0, len(completed)-w.config.Retain)]
+	for _, n := range beyond {
+		if !slices.ContainsFunc(v.Positions(n), func(p *meta.Position) bool { return p.Given }) {
+			w.problem("checkpoint %d is retained beyond the newest %d, and has no participant's position", n, w.config.Retain)
+		}
+	}
+	if len(beyond) > len(w.participants) {
+		w.problem("%d checkpoints are retained, not %d, for %d participants", len(completed), w.config.Retain, len(w.participants))
+	}
 }
 
 // deletePlansOf executes the plans of a transaction that is only proposed.
