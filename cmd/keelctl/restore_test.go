@@ -23,7 +23,8 @@ func TestInitRefusesACheckpointThatIsNotThere(t *testing.T) {
 		{"--restore nobody/7", exitNotFound, "0000000007"},
 		{"--restore nobody/7 --dry-run", exitNotFound, "0000000007"},
 		{"--restore s3://elsewhere/nobody/7", exitUsage, "object store"},
-		{"--restore nobody", exitUsage, "names no checkpoint"},
+		{"--restore nobody", exitNotFound, "nobody/_metadata"}, // any folder may hold a savepoint
+		{"--restore nobody//7", exitUsage, "names no checkpoint"},
 		{"--dry-run", exitUsage, "restore"},
 		{"--claim", exitUsage, "name it"},
 	} {
