@@ -279,8 +279,13 @@ func (k *kit) generation(node int) uint64 {
 // engines are those that eachEngine runs on; under the race detector only mem.
 var engines = []string{"mem", "rocks"}
 
+// eachEngine runs a test on each engine, on all at once: it mostly waits. Nothing
+// may follow it in the test.
 func eachEngine(t *testing.T, f func(t *testing.T, engine string)) {
 	for _, e := range engines {
-		t.Run(e, func(t *testing.T) { f(t, e) })
+		t.Run(e, func(t *testing.T) {
+			t.Parallel()
+			f(t, e)
+		})
 	}
 }

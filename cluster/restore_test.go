@@ -216,6 +216,7 @@ func restoreKeys(n int) (keys []string) {
 // goes on from there: writes, lists, restarts, and checkpoints of its own, from
 // which it can be restored again (B47).
 func TestRestoreIntoANewClusterOfAnySize(t *testing.T) {
+	t.Parallel()
 	eachEngine(t, func(t *testing.T, engine string) {
 		k := newCheckpointKit(t, testcluster.Options{Engine: engine, Shards: 4, KeyGroups: 16, Configure: calm})
 		old := newRouter(k)

@@ -87,6 +87,7 @@ func (k *checkpointKit) notFounded() {
 // A checkpoint that is not whole is refused, its object by name, before anything
 // is done: the nodes can be founded otherwise, or with it once it is whole.
 func TestRestoreRefusesACheckpointThatIsNotWhole(t *testing.T) {
+	t.Parallel()
 	k, keys, want, c := checkpointed(t)
 	second := k.mustCreate()
 	metadata, manifest, object := k.parts(c)
@@ -131,6 +132,7 @@ func TestRestoreRefusesACheckpointThatIsNotWhole(t *testing.T) {
 }
 
 func TestRestoreRefusesWhatDoesNotFitAndChangesNothing(t *testing.T) {
+	t.Parallel()
 	k, _, _, c := checkpointed(t)
 	top, err := k.Node(0).Topology(k.ctx(), 0)
 	if err != nil {
@@ -148,7 +150,7 @@ func TestRestoreRefusesWhatDoesNotFitAndChangesNothing(t *testing.T) {
 		{"another bucket", func(s *cluster.FoundSpec) { s.Restore = "s3://other/" + string(top.Cluster) + "/1" }, base.ErrInvalid, "restore"},
 		{"out of the store", func(s *cluster.FoundSpec) { s.Restore = "../1" }, base.ErrInvalid, "restore"},
 		{"no number", func(s *cluster.FoundSpec) { s.Restore = string(top.Cluster) + "/+1" }, base.ErrInvalid, "restore"},
-		{"an object", func(s *cluster.FoundSpec) { s.Restore = c.Shards[0].Report.ManifestKey }, base.ErrInvalid, "restore"},
+		{"an object", func(s *cluster.FoundSpec) { s.Restore = c.Shards[0].Report.ManifestKey }, base.ErrNotFound, "restore"},
 		{"no such checkpoint", func(s *cluster.FoundSpec) { s.Restore = string(top.Cluster) + "/9" }, base.ErrNotFound, "restore"},
 		{"no such cluster", func(s *cluster.FoundSpec) { s.Restore = "nobody/latest" }, base.ErrNotFound, "restore"},
 	} {
@@ -169,6 +171,7 @@ func TestRestoreRefusesWhatDoesNotFitAndChangesNothing(t *testing.T) {
 // An init that is repeated, by whichever node and however it names the checkpoint,
 // is the same; another is refused.
 func TestRestoreAgainIsResumedAndAnotherIsRefused(t *testing.T) {
+	t.Parallel()
 	k, keys, want, c := checkpointed(t)
 	top, err := k.Node(0).Topology(k.ctx(), 0)
 	if err != nil {
@@ -198,6 +201,7 @@ func TestRestoreAgainIsResumedAndAnotherIsRefused(t *testing.T) {
 
 // A plan says what would be done, of any node, and does nothing.
 func TestRestorePlanSaysWhatWouldBeDone(t *testing.T) {
+	t.Parallel()
 	k, _, _, c := checkpointed(t)
 	next := k.sharing(testcluster.Options{Nodes: 2, Shards: 2, KeyGroups: 12})
 	spec := next.restoreSpec(c.URI)
@@ -236,6 +240,7 @@ func TestRestorePlanSaysWhatWouldBeDone(t *testing.T) {
 // While the store cannot be read the founding says so, and goes on afterwards; so
 // it does when an object turns out to be damaged and is mended.
 func TestRestoreWaitsForTheObjectStore(t *testing.T) {
+	t.Parallel()
 	for _, what := range []string{"the store is down", "an object is damaged"} {
 		t.Run(what, func(t *testing.T) {
 			k, keys, want, c := checkpointed(t)
@@ -281,6 +286,7 @@ func TestRestoreWaitsForTheObjectStore(t *testing.T) {
 // A replica that could not be restored until the cluster served is rebuilt from
 // its peers: the checkpoint may be gone by then.
 func TestReplicaThatMissedTheRestoreIsRebuiltFromItsPeers(t *testing.T) {
+	t.Parallel()
 	k, keys, want, c := checkpointed(t)
 	var blind atomic.Bool
 	blind.Store(true)
@@ -334,6 +340,7 @@ func TestReplicaThatMissedTheRestoreIsRebuiltFromItsPeers(t *testing.T) {
 // What belongs to the cluster that was checkpointed is refused by the one that
 // was restored from it.
 func TestRestoredClusterRefusesTheOldIncarnation(t *testing.T) {
+	t.Parallel()
 	k, keys, _, c := checkpointed(t)
 	session := k.session
 	r := k.sharing(testcluster.Options{Nodes: 1, Shards: 3, KeyGroups: 12}).restored(c.URI)
@@ -362,6 +369,7 @@ func TestRestoredClusterRefusesTheOldIncarnation(t *testing.T) {
 // Numbers of states are not given twice over a restore, though the checkpoint says
 // nothing of those that were dropped and forgotten.
 func TestRestoredStatesMeetNothingOfDroppedOnes(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Nodes: 1, Shards: 2, KeyGroups: 12, Configure: calm})
 	old := newRouter(k)
 	keys := restoreKeys(12)

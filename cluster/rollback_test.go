@@ -132,6 +132,7 @@ func (k *rollingKit) nothingLeft() {
 // replicas, and goes on from there: writes, lists, restarts, checkpoints, further
 // rollbacks, also to an older checkpoint and to one that was taken since.
 func TestRollbackOfTheLiveCluster(t *testing.T) {
+	t.Parallel()
 	eachEngine(t, func(t *testing.T, engine string) {
 		k := newRollingKit(t, testcluster.Options{Engine: engine, Configure: func(_ int, o *cluster.Options) { o.CheckpointRetain = 5 }})
 		k.more()
@@ -206,6 +207,7 @@ func (k *rollingKit) refusesTheOld(old *router, number uint64) {
 // What is acknowledged while a rollback comes is either of the old incarnation and
 // gone or refused: nothing that a client was told survives in the new one.
 func TestRollbackUnderWrites(t *testing.T) {
+	t.Parallel()
 	k := newRollingKit(t, testcluster.Options{Engine: "mem"})
 	k.more()
 	n := k.checkpoint()
@@ -268,6 +270,7 @@ func (k *rollingKit) value0() string {
 // A follower that was away for the whole rollback is rebuilt and then holds the
 // same; so is one that comes back in the midst of it.
 func TestRollbackWithoutAFollower(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"away", "back-in-the-midst"} {
 		t.Run(name, func(t *testing.T) {
 			k := newRollingKit(t, testcluster.Options{Engine: "rocks"})
@@ -299,6 +302,7 @@ func TestRollbackWithoutAFollower(t *testing.T) {
 
 // In whatever phase a leader goes, or a node restarts, the rollback goes on.
 func TestRollbackGoesOnThroughChanges(t *testing.T) {
+	t.Parallel()
 	phases := []string{meta.PhaseRollbackPrepare, meta.PhaseRollbackFence, meta.PhaseRollbackSwap, meta.PhaseRollbackOpen}
 	for _, what := range []string{"transfer", "restart"} {
 		for _, phase := range phases {
@@ -341,6 +345,7 @@ func TestRollbackGoesOnThroughChanges(t *testing.T) {
 // While the object store is away the preparation waits, and says for what; it can
 // be given up, which leaves nothing, or goes on.
 func TestRollbackWaitsForTheObjectStore(t *testing.T) {
+	t.Parallel()
 	k := newRollingKit(t, testcluster.Options{Engine: "mem"})
 	k.more()
 	n := k.checkpoint()
@@ -403,6 +408,7 @@ func TestRollbackWaitsForTheObjectStore(t *testing.T) {
 // A checkpoint that is damaged is refused by the name of the object, before
 // anything has changed.
 func TestRollbackToADamagedCheckpoint(t *testing.T) {
+	t.Parallel()
 	k := newRollingKit(t, testcluster.Options{Engine: "mem"})
 	k.more()
 	n := k.checkpoint()
@@ -442,6 +448,7 @@ func TestRollbackToADamagedCheckpoint(t *testing.T) {
 }
 
 func TestRollbackIsPlannedAndRefused(t *testing.T) {
+	t.Parallel()
 	k := newRollingKit(t, testcluster.Options{Engine: "mem"})
 	k.more()
 	n := k.checkpoint()
@@ -467,6 +474,7 @@ func TestRollbackIsPlannedAndRefused(t *testing.T) {
 // A node that cannot reach the object store is not prepared: the others do it, also
 // if it leads when the shards are to go back, and it is rebuilt from them.
 func TestRollbackIsLeftToWhoIsPrepared(t *testing.T) {
+	t.Parallel()
 	var away atomic.Bool
 	k := newRollingKit(t, testcluster.Options{Engine: "mem", Configure: func(i int, o *cluster.Options) {
 		if i == 2 {
@@ -517,6 +525,7 @@ func TestRollbackIsLeftToWhoIsPrepared(t *testing.T) {
 // With local links a rollback needs no object store: every replica has kept what it
 // held. What is kept goes with the checkpoint, and a replica that has nothing fetches.
 func TestRollbackFromLocalLinks(t *testing.T) {
+	t.Parallel()
 	eachEngine(t, func(t *testing.T, engine string) {
 		k := newRollingKit(t, testcluster.Options{Engine: engine, Configure: func(_ int, o *cluster.Options) {
 			o.CheckpointLocalLinks, o.CheckpointRetain = true, 2

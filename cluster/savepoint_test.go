@@ -41,6 +41,7 @@ func (k *checkpointKit) below(folder string) []string {
 // was copied to another place of another store is restored, and equals the model.
 // Retention does not count it, and only the user deletes it (B49, B52).
 func TestSavepointIsRestoredFromACopyOfItsFolder(t *testing.T) {
+	t.Parallel()
 	eachEngine(t, func(t *testing.T, engine string) {
 		k := newCheckpointKit(t, testcluster.Options{Nodes: 1, Engine: engine, Shards: 2, KeyGroups: 12, Configure: func(i int, o *cluster.Options) {
 			calm(i, o)
@@ -116,6 +117,7 @@ func TestSavepointIsRestoredFromACopyOfItsFolder(t *testing.T) {
 // What a savepoint that failed has stored goes, registered or not; one whose files
 // the user has deleted bothers nobody.
 func TestFailedSavepointIsSwept(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Nodes: 1, Shards: 2, KeyGroups: 12, Configure: func(i int, o *cluster.Options) {
 		calm(i, o)
 		o.OrphanGrace, o.CheckpointTimeout = time.Nanosecond, 2*time.Second

@@ -131,7 +131,8 @@ func TestPlainRunDoesNotRunConcurrentPackagesTwice(t *testing.T) {
 		want string
 	}{
 		{options{}, runUnit, "a.TestOf_a cluster.TestOf_cluster"},
-		{options{}, runRace, "cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
+		{options{}, runRace, "cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
+		{options{stages: "race"}, runRace, "cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
 		{options{stages: "unit"}, runUnit, "a.TestOf_a cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
 		{options{long: true}, runUnit, "a.TestOf_a cluster.TestOf_cluster cluster/gossip.TestOf_gossip raftfsm.TestOf_raftfsm"},
 	} {

@@ -36,7 +36,8 @@ var concurrent = []string{
 }
 
 // twoEngines is the package whose tests run on both engines without the race
-// detector, and on engine/mem alone with it: they are run both ways.
+// detector, and on engine/mem alone with it, where they take longest of all: a plain
+// run leaves them to the stage unit.
 const twoEngines = "cluster"
 
 func stages() []stage {
@@ -61,10 +62,13 @@ func runChecks(ctx context.Context, r *runner) tally {
 	return t
 }
 
+// plain says that all stages of a short run are run.
+func (r *runner) plain() bool { return r.opts.stages == "" && !r.opts.long }
+
 func runUnit(ctx context.Context, r *runner) tally {
 	// A plain run has the race detector for the concurrent packages: the same tests
 	// once more without it would find nothing.
-	plain := r.opts.stages == "" && !r.opts.long
+	plain := r.plain()
 	pkgs, err := r.packages(ctx, func(p string) bool {
 		if plain && underAny(p, concurrent) && p != twoEngines {
 			return false
@@ -82,7 +86,7 @@ func runRace(ctx context.Context, r *runner) tally {
 		if r.opts.long {
 			return !under(p, "internal/lint") && !under(p, "internal/ci")
 		}
-		return underAny(p, concurrent)
+		return underAny(p, concurrent) && !(r.plain() && p == twoEngines)
 	})
 	if err != nil {
 		return failure("race", "go list", err.Error())
