@@ -23,6 +23,8 @@ import (
 type router struct {
 	*checkpointKit
 	top *cluster.Topology
+	// seen is the newest revision known when the topology was asked for.
+	seen base.Revision
 }
 
 func newRouter(k *checkpointKit) *router {
@@ -31,7 +33,7 @@ func newRouter(k *checkpointKit) *router {
 	r.Eventually("the topology is known", func() error {
 		top, err := k.Node(k.Running()[0]).Topology(k.ctx(), 0)
 		if err == nil {
-			r.top, r.rev = top, max(r.rev, top.Revision)
+			r.top, r.seen = top, max(r.rev, top.Revision)
 		}
 		return err
 	})
@@ -51,7 +53,7 @@ func (r *router) shardOf(key string) *cluster.ShardInfo {
 
 func (r *router) routeOf(key string) cluster.Route {
 	s := r.shardOf(key)
-	return cluster.Route{Group: s.ID, Epoch: s.Epoch, Incarnation: r.top.Incarnation, MetadataRevision: r.rev}
+	return cluster.Route{Group: s.ID, Epoch: s.Epoch, Incarnation: r.top.Incarnation, MetadataRevision: r.seen}
 }
 
 // update writes mutations of one key, outside of any session.

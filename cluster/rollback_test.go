@@ -211,7 +211,8 @@ func TestRollbackUnderWrites(t *testing.T) {
 	k := newRollingKit(t, testcluster.Options{Engine: "mem"})
 	k.more()
 	n := k.checkpoint()
-	stop, old := make(chan struct{}), *k.router
+	// The writer has what it needs for itself: k learns a new topology beside it.
+	stop, old, keys := make(chan struct{}), *k.router, k.keys
 	var wg sync.WaitGroup
 	var acknowledged, refused int
 	wg.Go(func() {
@@ -221,12 +222,12 @@ func TestRollbackUnderWrites(t *testing.T) {
 				return
 			default:
 			}
-			key := k.keys[i%len(k.keys)]
+			key := keys[i%len(keys)]
 			route := old.routeOf(key)
 			done := make(chan raftfsm.Result, 1)
-			for _, node := range k.Running() {
-				if k.Node(node).Leads(route.Group) {
-					k.Node(node).Submit(t.Context(), route, old.outsideOfSessions([]state.Mutation{old.put(key, "during"), old.appendTo(key, "x")}), func(r raftfsm.Result) { done <- r })
+			for _, node := range old.Running() {
+				if old.Node(node).Leads(route.Group) {
+					old.Node(node).Submit(t.Context(), route, old.outsideOfSessions([]state.Mutation{old.put(key, "during"), old.appendTo(key, "x")}), func(r raftfsm.Result) { done <- r })
 					if res := <-done; res.Failure() == nil {
 						acknowledged++
 					} else {
