@@ -77,7 +77,9 @@ func (r *replica) startAnew(cause error) (string, error) {
 	var index uint64
 	if manifest != nil {
 		index = rmeta.Index
-		if err := snapshot.Verify(r.ctx, files, manifest); err != nil {
+		if err := snapshot.Verify(r.ctx, files, manifest); r.ctx.Err() != nil {
+			return "", fmt.Errorf("verifying the snapshot at %d: %w", index, r.ctx.Err()) // the node stops: no damage
+		} else if err != nil {
 			return lacks(fmt.Errorf("the snapshot at %d: %w", index, err))
 		}
 	}
