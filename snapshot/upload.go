@@ -337,7 +337,26 @@ func (u *upload) putAll(ctx context.Context, loads []load) ([]Object, error) {
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	return objects, ctx.Err() // gctx ends with Wait
+	return distinct(objects), ctx.Err() // gctx ends with Wait
+}
+
+// distinct leaves each object once. A pack may be byte for byte what another file
+// holds, and is then one object with it: the larger number of parts is kept, and
+// what only the other names is not found again by its content.
+func distinct(objects []Object) []Object {
+	at := make(map[string]int, len(objects))
+	out := objects[:0]
+	for _, o := range objects {
+		i, twice := at[o.Key]
+		switch {
+		case !twice:
+			at[o.Key] = len(out)
+			out = append(out, o)
+		case len(o.Parts) > len(out[i].Parts):
+			out[i] = o
+		}
+	}
+	return out
 }
 
 func (u *upload) putLoad(ctx context.Context, l *load) (_ Object, err error) {

@@ -73,6 +73,21 @@ func TestUploadAndRestore(t *testing.T) {
 	}
 }
 
+// A pack that is byte for byte another new file is one object with it, is reported
+// once, and gives all three files back.
+func TestPackThatEqualsAnotherFile(t *testing.T) {
+	s := openStore(t)
+	c := content{"1.sst": []byte("aa"), "2.sst": []byte("a"), "3.sst": bytes.Repeat([]byte("a"), 3)}
+	o := uploadOptions(s, 1, registry{})
+	o.PackBelow = 3
+	m := c.whole()
+	u := mustUpload(t, c.write(t), m, o)
+	if len(u.New) != 2 || len(u.New[0].Parts) != 2 || u.NewBytes != 6 {
+		t.Errorf("stored %+v, want one object of two parts and the manifest", u)
+	}
+	c.checkDir(t, restore(t, s, u.ManifestKey))
+}
+
 // Small files are put together, and the rest of them is not left alone.
 func TestSmallFilesArePacked(t *testing.T) {
 	for _, c := range []struct {
