@@ -7,12 +7,21 @@
 #   reads    linearizable reads and multi-gets on three nodes
 #   resume   time until writes resume after SIGKILL of a leader
 #   restart  restart of a node with 1 GB of state
+#   checkpoints  all of these, on nodes and an S3 service that they start and
+#            remove; bounded by CHECKPOINT_SECONDS:
+#     checkpoint  bytes and time of checkpoints of 1M keys, writes meanwhile
+#     modes       checkpoint duration against state size and mode
+#     rollback    1 GB, with what the nodes have kept and from the store
+#     restore     1 GB into new clusters, beside cp
+#     catchup     a replica of a shard of 1 GB is rebuilt under writes
 #
 # Results are printed and kept in .bench/: results.jsonl, engine.txt, log.txt.
 #
 # Variables: SHARDS (4), CLIENTS (1,64,256), MODES (client,grpc), SECONDS_EACH
 # (5) of each measurement, ROUNDS (5) of resume, FILL_BYTES (1 GiB), NODE_MEMORY
-# (1GiB), LIMIT_SECONDS (720) for everything, KEELSTATE_PPROF=true for profiles.
+# (1GiB), LIMIT_SECONDS (720) for everything but checkpoints, CHECKPOINT_SECONDS
+# (3000), CHECKPOINT_FLAGS (of `ksbench checkpoints`), KEELSTATE_PPROF=true for
+# profiles.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -23,6 +32,7 @@ seconds=${SECONDS_EACH:-5}
 rounds=${ROUNDS:-5}
 fill_bytes=${FILL_BYTES:-$((1 << 30))}
 limit=${LIMIT_SECONDS:-720}
+checkpoint_limit=${CHECKPOINT_SECONDS:-3000}
 export NODE_MEMORY=${NODE_MEMORY:-1GiB}
 linked=${ROCKSDB_BUILD:-debian}
 release=$PWD/.deps/rocksdb-release
@@ -198,10 +208,20 @@ run_restart() {
     cluster_is_up=""
 }
 
+# run_checkpoints PARTS (with commas): clusters of its own.
+run_checkpoints() {
+    cluster_is_up=""
+    stop_nodes 1 2 3
+    part checkpoints "$1: three nodes, $(cut -d ' ' -f 1 .deps/bin/versitygw.version 2>/dev/null || echo no) versitygw, values that do not compress"
+    deadline=$(($(date +%s) + checkpoint_limit))
+    # shellcheck disable=SC2086
+    ks checkpoints --parts "$1" --memory "$NODE_MEMORY" ${CHECKPOINT_FLAGS:-}
+}
+
 parts=("$@")
-[ "${#parts[@]}" -gt 0 ] || parts=(engine log writes reads resume restart)
+[ "${#parts[@]}" -gt 0 ] || parts=(engine log writes reads resume restart checkpoints)
 for p in "${parts[@]}"; do
-    case $p in engine | log | writes | reads | resume | restart) ;; *) usage ;; esac
+    case $p in engine | log | writes | reads | resume | restart | checkpoints | checkpoint | modes | rollback | restore | catchup) ;; *) usage ;; esac
 done
 
 needs_nodes=""
@@ -219,8 +239,14 @@ if [ -n "$needs_nodes" ]; then
     trap clean_up EXIT
     trap 'exit 130' INT TERM
 fi
-say "bench: ${parts[*]}; at most $limit s; results in .bench/"
-for p in "${parts[@]}"; do "run_$p"; done
+say "bench: ${parts[*]}; at most $limit s, and $checkpoint_limit s for checkpoints; results in .bench/"
+for p in "${parts[@]}"; do
+    case $p in
+    checkpoints) run_checkpoints checkpoint,modes,rollback,restore,catchup ;;
+    checkpoint | modes | rollback | restore | catchup) run_checkpoints "$p" ;;
+    *) "run_$p" ;;
+    esac
+done
 if [ -s .bench/results.jsonl ]; then
     say
     .bench/ksbench report .bench/results.jsonl

@@ -21,7 +21,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := &cobra.Command{Use: "ksbench", Short: "Measure a cluster", SilenceUsage: true}
-	root.AddCommand(loadCommand(), fillCommand(), resumeCommand(), restartCommand(), reportCommand())
+	root.AddCommand(loadCommand(), fillCommand(), resumeCommand(), restartCommand(), checkpointsCommand(), reportCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		os.Exit(1)
 	}
@@ -75,7 +75,7 @@ func values(ctx context.Context, client *keel.Client) (*keel.Value[[]byte], erro
 
 // record is one result in the file of results.
 type record struct {
-	What    string    `json:"what"` // load, fill, resume, restart
+	What    string    `json:"what"` // load, fill, resume, restart, checkpoints
 	At      time.Time `json:"at"`
 	Label   string    `json:"label,omitempty"`
 	LoadAvg string    `json:"load_average"` // of the machine, as the measurement began
@@ -83,6 +83,7 @@ type record struct {
 	Resume  *resumed  `json:"resume,omitempty"`
 	Restart *restart  `json:"restart,omitempty"`
 	Fill    *filled   `json:"fill,omitempty"`
+	Figures *figures  `json:"figures,omitempty"`
 }
 
 func (c *common) save(r record) error {
