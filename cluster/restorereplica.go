@@ -104,6 +104,10 @@ type notSeeded struct{ text string }
 
 func (e *notSeeded) Error() string { return e.text }
 
+// storeFetches bounds the files that a node fetches from the object store at once:
+// while some wait for the store or for the disk, others come.
+const storeFetches = 8
+
 // seedPause is at least between two attempts to make a replica of a checkpoint:
 // each reads again what was fetched before.
 const seedPause = 3 * time.Second
@@ -269,7 +273,8 @@ func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sour
 		return nil, fmt.Errorf("removing what an earlier restore left: %w", err)
 	}
 	for _, f := range out {
-		err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, f.manifest), f.manifest, f.dir, snapshot.FetchOptions{Parallel: 4})
+		err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, f.manifest), f.manifest, f.dir,
+			snapshot.FetchOptions{Parallel: storeFetches, Hashes: r.snaps.hashes})
 		if err != nil {
 			return nil, fmt.Errorf("fetching shard %s of the checkpoint: %w", f.manifest.Group, err)
 		}

@@ -235,7 +235,7 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 		return err
 	}
 	files := filepath.Join(dir, preparedFiles)
-	o := snapshot.FetchOptions{Parallel: 2}
+	o := snapshot.FetchOptions{Parallel: storeFetches / maxPreparing, Hashes: r.snaps.hashes}
 	if name, err := r.currentStore(); err == nil {
 		o.ReuseDirs = []string{filepath.Join(r.dir, name)}
 	}

@@ -31,11 +31,19 @@ type FetchOptions struct {
 	// ReuseDirs are directories whose immutable files are hard-linked if name,
 	// size and hash are right.
 	ReuseDirs []string
+	// Hashes, if set, is told of the files that never change: whoever hashes them,
+	// or links to them, later need not read them.
+	Hashes *HashCache
 	// Progress is told the bytes that are there so far; may be nil.
 	Progress func(bytes int64)
 }
 
-const partSuffix = ".part"
+const (
+	partSuffix = ".part"
+	// fetchBuffer is what is read and written at once: a call of the system costs
+	// more than moving some KiB does.
+	fetchBuffer = 256 << 10
+)
 
 // Fetch brings all files of the manifest into dir, which may hold what an
 // earlier, interrupted Fetch of the same manifest left. When it returns nil the
@@ -60,6 +68,7 @@ func Fetch(ctx context.Context, src Source, m *Manifest, dir string, o FetchOpti
 			if err := f.file(gctx, &m.Files[i]); err != nil {
 				return fmt.Errorf("fetching file %s: %w", m.Files[i].where(), err)
 			}
+			o.Hashes.note(dir, &m.Files[i])
 			failpoint.Hit("snapshot.fetch.file-done")
 			return nil
 		})
@@ -221,7 +230,7 @@ func (f *fetch) body(ctx context.Context, out *os.File, want *File, have int64, 
 	defer stop()
 	// One byte more than wanted tells a body that is too long.
 	w := io.MultiWriter(out, h, progressWriter{f})
-	n, err := io.Copy(w, io.LimitReader(&contextReader{ctx: ctx, r: in}, want.Size-have))
+	n, err := io.CopyBuffer(w, io.LimitReader(&contextReader{ctx: ctx, r: in}, want.Size-have), make([]byte, min(fetchBuffer, want.Size-have+1)))
 	if err != nil {
 		return errors.Join(ctx.Err(), err)
 	}

@@ -3,6 +3,7 @@ package snapshot_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -184,6 +185,40 @@ func TestFetchReusesOnlyRightImmutableFiles(t *testing.T) {
 		}
 		if os.SameFile(a, b) != same {
 			t.Errorf("%s is shared: %v", n, !same)
+		}
+	}
+}
+
+// Who hashes the files after a fetch need not read again what never changes; what
+// may change is read.
+func TestFetchTellsAHashCacheOfImmutableFiles(t *testing.T) {
+	c := sampleContent()
+	ctx, dir, cache := testCtx(t), t.TempDir(), snapshot.NewHashCache()
+	m := c.manifest()
+	if err := snapshot.Fetch(ctx, &source{files: c}, m, dir, snapshot.FetchOptions{Hashes: cache}); err != nil {
+		t.Fatal(err)
+	}
+	// Other bytes in place, with the old time of change: whoever reads them sees
+	// them, and who knows the file by its identity does not.
+	for name, body := range c {
+		path := filepath.Join(dir, name)
+		st, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, path, bytes.Repeat([]byte{0xa5}, len(body)))
+		if err := os.Chtimes(path, st.ModTime(), st.ModTime()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := snapshot.HashFiles(ctx, dir, cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range got {
+		known := f.SHA256 == sha256.Sum256(c[f.Name])
+		if f.Size > 0 && known != snapshot.Immutable(f.Name) {
+			t.Errorf("%s is taken from the cache: %v", f.Name, known)
 		}
 	}
 }

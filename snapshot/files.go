@@ -62,6 +62,21 @@ func (c *HashCache) put(id fileIdentity, sum [sha256.Size]byte) {
 	c.m[id] = sum
 }
 
+// note remembers the hash of a file that was just compared with it; what changes,
+// or is not there, is left out, and nothing is done without a cache.
+func (c *HashCache) note(dir string, f *File) {
+	if c == nil || !Immutable(f.Name) {
+		return
+	}
+	st, err := os.Lstat(filepath.Join(dir, f.Name))
+	if err != nil || st.Size() != f.Size || !st.Mode().IsRegular() {
+		return
+	}
+	if id, ok := identityOf(f.Name, st); ok {
+		c.put(id, f.SHA256)
+	}
+}
+
 func identityOf(name string, st fs.FileInfo) (fileIdentity, bool) {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -120,7 +135,7 @@ func hashFile(ctx context.Context, dir, name string, cache *HashCache) (File, er
 		}
 	}
 	h := sha256.New()
-	n, err := io.Copy(h, &contextReader{ctx: ctx, r: f})
+	n, err := io.CopyBuffer(h, &contextReader{ctx: ctx, r: f}, make([]byte, min(fetchBuffer, st.Size()+1)))
 	if err != nil {
 		return File{}, fmt.Errorf("hashing %s: %w", name, err)
 	}

@@ -64,7 +64,9 @@ type Options struct {
 	SecretKey Secret
 	Anonymous bool
 	// PartBytes is the size of an upload's parts; a smaller object is one request.
-	// Each Put holds one part in memory. Default 16 MiB, at least 5 MiB.
+	// Each Put holds one part in memory. Default 20 MiB, at least 5 MiB:
+	// the files of an engine that cuts them at 16 MiB, and a little above, are one
+	// request and not six.
 	PartBytes int64
 	// Idle ends a request on which nothing moves. Default 30 s.
 	Idle time.Duration
@@ -82,7 +84,7 @@ func (o *Options) ensureDefaults() {
 		o.Endpoint = amazon
 	}
 	if o.PartBytes == 0 {
-		o.PartBytes = 16 << 20
+		o.PartBytes = 20 << 20
 	}
 	if o.Idle == 0 {
 		o.Idle = 30 * time.Second
