@@ -127,6 +127,16 @@ func (n *Node) SystemSnapshot() (send func(to base.NodeID) error, err error) {
 	}, nil
 }
 
+// SystemVoters is how many voters the system group has by this node's newest
+// configuration.
+func (n *Node) SystemVoters() int {
+	voters, _, err := n.system.Load().voters()
+	if err != nil {
+		return 0
+	}
+	return len(voters)
+}
+
 // SystemState is the revision of this node's copy of the metadata and the last
 // index of its log.
 func (n *Node) SystemState() (revision base.Revision, last uint64) {

@@ -7,8 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/hashicorp/raft"
 
 	"github.com/keelstate/keelstate/broadcast"
 	"github.com/keelstate/keelstate/broadcast/meta"
@@ -383,10 +386,41 @@ func (n *Node) driveFounding(ctx context.Context, s *system, v *meta.View, op *m
 		if serve < len(v.Shards()) { // the others are being restored or elected
 			return n.noteProgress(ctx, s, op, spec, serve)
 		}
+		if problem := s.lacksVoters(v); problem != "" {
+			return n.advance(ctx, s, op, op.Phase, problem)
+		}
 		failpoint.Hit("cluster.found.before-done")
 		return n.advance(ctx, s, op, meta.PhaseDone, "")
 	}
 	return nil
+}
+
+// safeVoters are the voters that the system group needs, where there are as many
+// nodes, before the loss of one disk loses nothing.
+const safeVoters = 3
+
+// lacksVoters says in words what the system group of a founding lacks; until it
+// has its voters, the loss of the founder's disk would lose the cluster.
+func (s *system) lacksVoters(v *meta.View) string {
+	var missing []string
+	wanted := 0
+	voters, _, err := s.voters()
+	if err != nil {
+		return err.Error()
+	}
+	for _, m := range s.wantedMembers(v) {
+		if !m.voter {
+			continue
+		}
+		wanted++
+		if !slices.ContainsFunc(voters, func(srv raft.Server) bool { return srv.ID == m.id }) {
+			missing = append(missing, string(m.node))
+		}
+	}
+	if need := min(wanted, safeVoters); len(voters) < need {
+		return fmt.Sprintf("%d of %d voters of the system group have caught up; waiting for %s", len(voters), need, strings.Join(missing, ", "))
+	}
+	return ""
 }
 
 // restoreProgress begins what a founding that restores says while nothing is wrong.

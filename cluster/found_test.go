@@ -58,6 +58,24 @@ func TestInitForwardedToTheFounderIsEnough(t *testing.T) {
 	k.WaitReady()
 }
 
+// Once init says done, no single disk holds the cluster: the founder may be lost
+// at that very moment.
+func TestFounderLostRightAfterInit(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{3, 9} {
+		// One shard of one replica serves as soon as its node does.
+		k := newKit(t, testcluster.Options{Unfounded: true, Nodes: nodes, Shards: 1, Replication: 1})
+		if reply, err := k.Node(0).Init(initCtx(t, testcluster.Wait), k.Spec()); err != nil || reply.Phase != "done" {
+			t.Fatalf("init: %+v, %v", reply, err)
+		}
+		if voters := k.Node(k.Leader(base.SystemGroup)).SystemVoters(); voters < 3 {
+			t.Errorf("%d of %d nodes vote in the system group when init is done", voters, nodes)
+		}
+		k.Stop(0)
+		k.Leader(base.SystemGroup)
+	}
+}
+
 // The caller may be gone as soon as the founder has begun.
 func TestFoundingGoesOnWithoutItsCaller(t *testing.T) {
 	k := newKit(t, testcluster.Options{Unfounded: true})
