@@ -39,6 +39,7 @@ type Client struct {
 		leaders map[uint64]string // shard -> node id, newest belief
 		turn    map[uint64]int    // shard -> replica asked last, where no leader is known
 		session *session          // nil before the first write and after an end
+		over    *Error            // why the one session has ended (WithOneSession)
 		opening chan struct{}     // closed when the session being opened is there or failed
 		lastErr error             // why the topology could not be learned
 	}

@@ -462,7 +462,7 @@ func (l *lane) outcomeOf(w *write, why *Error) *Error {
 	if w.maybe || w.flying {
 		e.Outcome = OutcomeUnknown
 	} else if e.Code == codeSessionEnded {
-		e.Retryable = true // under the next session
+		e.Retryable = !l.session.client.opts.oneSession // under the next session
 	}
 	return &e
 }

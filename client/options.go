@@ -25,6 +25,7 @@ type options struct {
 	retryFloor     float64
 	window         int
 	maxBytes       int64
+	oneSession     bool
 }
 
 // Bounds that follow from the server's limits (engine/state, raftfsm).
@@ -83,6 +84,13 @@ func WithDialer(f func(ctx context.Context, address string) (net.Conn, error)) O
 // WithSessionLease sets how long the cluster remembers the client's session
 // after the last sign of life. Default one minute.
 func WithSessionLease(d time.Duration) Option { return func(o *options) { o.lease = d } }
+
+// WithOneSession keeps the client from opening another session once its first has
+// ended, by a rollback of the cluster, say, or because its lease ran out: from then
+// on writes are refused with ErrSessionEnded, which is not retryable. So whatever the
+// client writes belongs to one incarnation of the cluster and to one registration of a
+// Participant, which a job needs that rewinds its source.
+func WithOneSession() Option { return func(o *options) { o.oneSession = true } }
 
 // WithAttemptTimeout sets how long one node may keep a request without an
 // answer before the client asks another. It ends no call. Default 5 s.

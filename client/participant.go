@@ -85,6 +85,34 @@ func (c *Client) Participate(ctx context.Context, name string) (*Participant, er
 	return p, nil
 }
 
+// Registered is a registration of a participant's name.
+type Registered struct {
+	Name string
+	// Session is the session that has registered it; Alive says that it takes part.
+	Session uint64
+	Alive   bool
+	Since   time.Time
+	// Checkpoint is the newest checkpoint that has its position and can be rolled back
+	// to, of PositionBytes bytes; 0 for none.
+	Checkpoint    uint64
+	PositionBytes int
+}
+
+// Participants lists the names that are registered, those with an ended session too.
+func (c *Client) Participants(ctx context.Context) ([]Registered, error) {
+	var got *keelstatepb.ListParticipantsResponse
+	err := c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
+		got, err = keelstatepb.NewCheckpointsClient(conn).ListParticipants(ctx, &keelstatepb.ListParticipantsRequest{})
+		return err
+	})
+	var out []Registered
+	for _, p := range got.GetParticipants() {
+		out = append(out, Registered{Name: p.GetParticipant(), Session: p.GetSession(), Alive: p.GetAlive(), Since: time.UnixMilli(int64(p.GetRegisteredMs())),
+			Checkpoint: p.GetLast().GetCheckpoint(), PositionBytes: int(p.GetLast().GetBytes())})
+	}
+	return out, err
+}
+
 // Positions returns what the cluster keeps of a participant's name, without
 // registering it: its part in the newest checkpoint that the cluster can be rolled
 // back to, and what a restore or a rollback has given back; nil for none.
@@ -111,6 +139,13 @@ func positions(p *keelstatepb.Participant) (last *Position, restored *Restored) 
 // Restored is what the registration was given back, nil for nothing. It does not
 // change when something is written or another checkpoint is taken.
 func (p *Participant) Restored() *Restored { return p.restored }
+
+// Session is the number of the session that has registered the participant.
+func (p *Participant) Session() uint64 { return p.session }
+
+// Last is what the cluster kept of the name when it was registered: its part in the
+// newest checkpoint that the cluster can be rolled back to, nil for none.
+func (p *Participant) Last() *Position { return p.last }
 
 // Next waits for a checkpoint, newer than the last one that it has returned, that
 // waits for this participant. One goroutine at a time may call it.

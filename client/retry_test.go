@@ -278,6 +278,42 @@ func TestSessionRanOut(t *testing.T) {
 	wantApplied(t, f, "x", "y")
 }
 
+// A client with one session writes nothing under another, whoever notices the end.
+func TestOneSessionIsNeverReplaced(t *testing.T) {
+	for name, lease := range map[string]time.Duration{"a write notices": time.Minute, "keeping it alive notices": 30 * time.Millisecond} {
+		f := newFake(t, 1)
+		c := f.client(WithOneSession(), WithSessionLease(lease))
+		v := f.value(c)
+		if _, err := v.Set(testContext(t), "a", "x"); err != nil {
+			t.Fatal(err)
+		}
+		f.mu.Lock()
+		f.sessions[1].ended = true
+		f.mu.Unlock()
+		if lease < time.Second {
+			waitFor(t, func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return c.mu.over != nil
+			})
+		}
+		for range 3 {
+			_, err := v.Set(testContext(t), "a", "y")
+			var e *Error
+			if !errors.Is(err, ErrSessionEnded) || !errors.As(err, &e) || e.Outcome != OutcomeNotApplied || e.Retryable {
+				t.Errorf("%s: %v, want a session that has ended for good", name, err)
+			}
+		}
+		if _, err := c.Participate(testContext(t), "p"); !errors.Is(err, ErrSessionEnded) {
+			t.Errorf("%s: participating: %v", name, err)
+		}
+		wantApplied(t, f, "x")
+		if f.lastID != 1 {
+			t.Errorf("%s: %d sessions were opened", name, f.lastID)
+		}
+	}
+}
+
 func TestKeepAliveNoticesTheEnd(t *testing.T) {
 	f := newFake(t, 1)
 	c := f.client(WithSessionLease(30 * time.Millisecond))

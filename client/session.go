@@ -41,6 +41,10 @@ func (c *Client) currentSession(ctx context.Context) (*session, error) {
 		case s != nil:
 			c.mu.Unlock()
 			return s, nil
+		case c.mu.over != nil:
+			over := c.mu.over
+			c.mu.Unlock()
+			return nil, over
 		case opening == nil:
 			opening = make(chan struct{})
 			c.mu.opening = opening
@@ -153,6 +157,16 @@ func (s *session) newLeader(shard uint64, node string) {
 	}
 }
 
+// overError is what a client with one session says once that has ended.
+func overError(why *Error) *Error {
+	e := newError(ErrSessionEnded, OutcomeNotApplied, "the client has one session only, which has ended; begin again with a new client")
+	if why.Hint != "" {
+		e.Hint += ": " + why.Hint
+	}
+	e.Retryable = false
+	return e
+}
+
 // end ends the session for good: what is open fails, with an unknown outcome
 // if it may have been applied, and later calls get a new session (KC4).
 func (s *session) end(why *Error) {
@@ -168,6 +182,9 @@ func (s *session) end(why *Error) {
 	c.mu.Lock()
 	if c.mu.session == s {
 		c.mu.session = nil
+		if c.opts.oneSession {
+			c.mu.over = overError(why)
+		}
 	}
 	c.mu.Unlock()
 	for _, l := range s.allLanes() {

@@ -20,6 +20,8 @@ type ParticipantInfo struct {
 	// Session is 0 if it is not registered; Alive says that it takes part.
 	Session base.SessionID
 	Alive   bool
+	// RegisteredMs is 0 if it is not registered.
+	RegisteredMs uint64
 	// Barrier is the newest checkpoint of which shards may have passed the barrier.
 	Barrier uint64
 	// Last and Restored are nil if there is no such position.
@@ -30,7 +32,7 @@ type ParticipantInfo struct {
 func participantInfo(v *meta.View, id string) *ParticipantInfo {
 	info := &ParticipantInfo{ID: id, Barrier: v.PassedBarrier(), Last: v.LastPosition(id), Restored: v.RestoredPosition(id)}
 	if p := v.Participant(id); p != nil {
-		info.Session, info.Alive = p.Session, v.Takes(p)
+		info.Session, info.Alive, info.RegisteredMs = p.Session, v.Takes(p), p.RegisteredMs
 	}
 	return info
 }
@@ -58,6 +60,36 @@ func (n *Node) UnregisterParticipant(ctx context.Context, id string, session bas
 		return fmt.Errorf("unregistering participant %q: %w", id, err)
 	}
 	return nil
+}
+
+// ForgetParticipant ends a registration whose session has ended; base.ErrConflict if
+// it lives.
+func (n *Node) ForgetParticipant(ctx context.Context, id string) error {
+	s, err := n.founded()
+	if err != nil {
+		return err
+	}
+	if _, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) { return meta.ForgetTxn(v, id) }); err != nil {
+		return fmt.Errorf("forgetting participant %q: %w", id, err)
+	}
+	return nil
+}
+
+// Participants shows all that are registered, in the order of their names.
+func (n *Node) Participants(ctx context.Context) ([]*ParticipantInfo, error) {
+	s, err := n.founded()
+	if err != nil {
+		return nil, err
+	}
+	v, err := s.sync(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []*ParticipantInfo
+	for _, p := range v.Participants() {
+		list = append(list, participantInfo(v, p.ID))
+	}
+	return list, nil
 }
 
 // Participant shows what is kept of a participant, registered or not.

@@ -130,7 +130,8 @@ func (x *RegisterParticipantResponse) GetParticipant() *Participant {
 type UnregisterParticipantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
-	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"` // 0 for whoever's it is
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`                      // 0 for whoever's it is
+	EndedOnly     bool                   `protobuf:"varint,3,opt,name=ended_only,json=endedOnly,proto3" json:"ended_only,omitempty"` // refused while the session that has registered it lives
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -179,6 +180,13 @@ func (x *UnregisterParticipantRequest) GetSession() uint64 {
 	return 0
 }
 
+func (x *UnregisterParticipantRequest) GetEndedOnly() bool {
+	if x != nil {
+		return x.EndedOnly
+	}
+	return false
+}
+
 type UnregisterParticipantResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -215,6 +223,86 @@ func (*UnregisterParticipantResponse) Descriptor() ([]byte, []int) {
 	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{3}
 }
 
+type ListParticipantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListParticipantsRequest) Reset() {
+	*x = ListParticipantsRequest{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListParticipantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListParticipantsRequest) ProtoMessage() {}
+
+func (x *ListParticipantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListParticipantsRequest.ProtoReflect.Descriptor instead.
+func (*ListParticipantsRequest) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+}
+
+type ListParticipantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participants  []*Participant         `protobuf:"bytes,1,rep,name=participants,proto3" json:"participants,omitempty"` // in the order of their names
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListParticipantsResponse) Reset() {
+	*x = ListParticipantsResponse{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListParticipantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListParticipantsResponse) ProtoMessage() {}
+
+func (x *ListParticipantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListParticipantsResponse.ProtoReflect.Descriptor instead.
+func (*ListParticipantsResponse) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ListParticipantsResponse) GetParticipants() []*Participant {
+	if x != nil {
+		return x.Participants
+	}
+	return nil
+}
+
 type GetParticipantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
@@ -224,7 +312,7 @@ type GetParticipantRequest struct {
 
 func (x *GetParticipantRequest) Reset() {
 	*x = GetParticipantRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -236,7 +324,7 @@ func (x *GetParticipantRequest) String() string {
 func (*GetParticipantRequest) ProtoMessage() {}
 
 func (x *GetParticipantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[4]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -249,7 +337,7 @@ func (x *GetParticipantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetParticipantRequest.ProtoReflect.Descriptor instead.
 func (*GetParticipantRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{4}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetParticipantRequest) GetParticipant() string {
@@ -269,13 +357,14 @@ type Participant struct {
 	// restored is what it had given to the checkpoint that the cluster was last rolled
 	// back to, or was made of.
 	Restored      *RestoredPosition `protobuf:"bytes,5,opt,name=restored,proto3" json:"restored,omitempty"`
+	RegisteredMs  uint64            `protobuf:"varint,6,opt,name=registered_ms,json=registeredMs,proto3" json:"registered_ms,omitempty"` // 0 if it is not registered
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Participant) Reset() {
 	*x = Participant{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -287,7 +376,7 @@ func (x *Participant) String() string {
 func (*Participant) ProtoMessage() {}
 
 func (x *Participant) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[5]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -300,7 +389,7 @@ func (x *Participant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Participant.ProtoReflect.Descriptor instead.
 func (*Participant) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{5}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Participant) GetParticipant() string {
@@ -338,19 +427,27 @@ func (x *Participant) GetRestored() *RestoredPosition {
 	return nil
 }
 
+func (x *Participant) GetRegisteredMs() uint64 {
+	if x != nil {
+		return x.RegisteredMs
+	}
+	return 0
+}
+
 type ParticipantPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
 	Given         bool                   `protobuf:"varint,2,opt,name=given,proto3" json:"given,omitempty"`
 	Position      []byte                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
 	Checkpoint    uint64                 `protobuf:"varint,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the position, in lists too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ParticipantPosition) Reset() {
 	*x = ParticipantPosition{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -362,7 +459,7 @@ func (x *ParticipantPosition) String() string {
 func (*ParticipantPosition) ProtoMessage() {}
 
 func (x *ParticipantPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[6]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -375,7 +472,7 @@ func (x *ParticipantPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ParticipantPosition.ProtoReflect.Descriptor instead.
 func (*ParticipantPosition) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{6}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ParticipantPosition) GetParticipant() string {
@@ -406,19 +503,27 @@ func (x *ParticipantPosition) GetCheckpoint() uint64 {
 	return 0
 }
 
+func (x *ParticipantPosition) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type RestoredPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Checkpoint    uint64                 `protobuf:"varint,1,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"`
 	Cluster       string                 `protobuf:"bytes,2,opt,name=cluster,proto3" json:"cluster,omitempty"`          // that made the checkpoint; empty for this one
 	Incarnation   uint64                 `protobuf:"varint,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // that began with it
 	Position      []byte                 `protobuf:"bytes,4,opt,name=position,proto3" json:"position,omitempty"`
+	Bytes         uint64                 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"` // of the position, in lists too
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoredPosition) Reset() {
 	*x = RestoredPosition{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +535,7 @@ func (x *RestoredPosition) String() string {
 func (*RestoredPosition) ProtoMessage() {}
 
 func (x *RestoredPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[7]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,7 +548,7 @@ func (x *RestoredPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoredPosition.ProtoReflect.Descriptor instead.
 func (*RestoredPosition) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{7}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RestoredPosition) GetCheckpoint() uint64 {
@@ -474,6 +579,13 @@ func (x *RestoredPosition) GetPosition() []byte {
 	return nil
 }
 
+func (x *RestoredPosition) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type WaitCheckpointRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
@@ -485,7 +597,7 @@ type WaitCheckpointRequest struct {
 
 func (x *WaitCheckpointRequest) Reset() {
 	*x = WaitCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -497,7 +609,7 @@ func (x *WaitCheckpointRequest) String() string {
 func (*WaitCheckpointRequest) ProtoMessage() {}
 
 func (x *WaitCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[8]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -510,7 +622,7 @@ func (x *WaitCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*WaitCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{8}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WaitCheckpointRequest) GetParticipant() string {
@@ -543,7 +655,7 @@ type WaitCheckpointResponse struct {
 
 func (x *WaitCheckpointResponse) Reset() {
 	*x = WaitCheckpointResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -555,7 +667,7 @@ func (x *WaitCheckpointResponse) String() string {
 func (*WaitCheckpointResponse) ProtoMessage() {}
 
 func (x *WaitCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[9]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -568,7 +680,7 @@ func (x *WaitCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*WaitCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{9}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitCheckpointResponse) GetNumber() uint64 {
@@ -590,7 +702,7 @@ type AcknowledgeCheckpointRequest struct {
 
 func (x *AcknowledgeCheckpointRequest) Reset() {
 	*x = AcknowledgeCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -602,7 +714,7 @@ func (x *AcknowledgeCheckpointRequest) String() string {
 func (*AcknowledgeCheckpointRequest) ProtoMessage() {}
 
 func (x *AcknowledgeCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[10]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -615,7 +727,7 @@ func (x *AcknowledgeCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{10}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AcknowledgeCheckpointRequest) GetParticipant() string {
@@ -655,7 +767,7 @@ type AcknowledgeCheckpointResponse struct {
 
 func (x *AcknowledgeCheckpointResponse) Reset() {
 	*x = AcknowledgeCheckpointResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +779,7 @@ func (x *AcknowledgeCheckpointResponse) String() string {
 func (*AcknowledgeCheckpointResponse) ProtoMessage() {}
 
 func (x *AcknowledgeCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[11]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +792,7 @@ func (x *AcknowledgeCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{11}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AcknowledgeCheckpointResponse) GetPassed() bool {
@@ -699,7 +811,7 @@ type AwaitCheckpointRequest struct {
 
 func (x *AwaitCheckpointRequest) Reset() {
 	*x = AwaitCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +823,7 @@ func (x *AwaitCheckpointRequest) String() string {
 func (*AwaitCheckpointRequest) ProtoMessage() {}
 
 func (x *AwaitCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[12]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +836,7 @@ func (x *AwaitCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AwaitCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*AwaitCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{12}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *AwaitCheckpointRequest) GetNumber() uint64 {
@@ -745,7 +857,7 @@ type CreateCheckpointRequest struct {
 
 func (x *CreateCheckpointRequest) Reset() {
 	*x = CreateCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +869,7 @@ func (x *CreateCheckpointRequest) String() string {
 func (*CreateCheckpointRequest) ProtoMessage() {}
 
 func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[13]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +882,7 @@ func (x *CreateCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*CreateCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{13}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateCheckpointRequest) GetSavepoint() bool {
@@ -807,7 +919,7 @@ type CheckpointShard struct {
 
 func (x *CheckpointShard) Reset() {
 	*x = CheckpointShard{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +931,7 @@ func (x *CheckpointShard) String() string {
 func (*CheckpointShard) ProtoMessage() {}
 
 func (x *CheckpointShard) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[14]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +944,7 @@ func (x *CheckpointShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointShard.ProtoReflect.Descriptor instead.
 func (*CheckpointShard) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{14}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CheckpointShard) GetShard() uint64 {
@@ -990,7 +1102,7 @@ type Checkpoint struct {
 
 func (x *Checkpoint) Reset() {
 	*x = Checkpoint{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1114,7 @@ func (x *Checkpoint) String() string {
 func (*Checkpoint) ProtoMessage() {}
 
 func (x *Checkpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[15]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1127,7 @@ func (x *Checkpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
 func (*Checkpoint) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{15}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Checkpoint) GetNumber() uint64 {
@@ -1173,7 +1285,7 @@ type ListCheckpointsRequest struct {
 
 func (x *ListCheckpointsRequest) Reset() {
 	*x = ListCheckpointsRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1297,7 @@ func (x *ListCheckpointsRequest) String() string {
 func (*ListCheckpointsRequest) ProtoMessage() {}
 
 func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[16]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1310,7 @@ func (x *ListCheckpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{16}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{18}
 }
 
 type ListCheckpointsResponse struct {
@@ -1215,7 +1327,7 @@ type ListCheckpointsResponse struct {
 
 func (x *ListCheckpointsResponse) Reset() {
 	*x = ListCheckpointsResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1227,7 +1339,7 @@ func (x *ListCheckpointsResponse) String() string {
 func (*ListCheckpointsResponse) ProtoMessage() {}
 
 func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[17]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1240,7 +1352,7 @@ func (x *ListCheckpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCheckpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListCheckpointsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{17}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListCheckpointsResponse) GetCheckpoints() []*Checkpoint {
@@ -1280,7 +1392,7 @@ type GetCheckpointRequest struct {
 
 func (x *GetCheckpointRequest) Reset() {
 	*x = GetCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +1404,7 @@ func (x *GetCheckpointRequest) String() string {
 func (*GetCheckpointRequest) ProtoMessage() {}
 
 func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[18]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +1417,7 @@ func (x *GetCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*GetCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{18}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetCheckpointRequest) GetNumber() uint64 {
@@ -1325,7 +1437,7 @@ type VerifyCheckpointRequest struct {
 
 func (x *VerifyCheckpointRequest) Reset() {
 	*x = VerifyCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1337,7 +1449,7 @@ func (x *VerifyCheckpointRequest) String() string {
 func (*VerifyCheckpointRequest) ProtoMessage() {}
 
 func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[19]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1350,7 +1462,7 @@ func (x *VerifyCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{19}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *VerifyCheckpointRequest) GetNumber() uint64 {
@@ -1379,7 +1491,7 @@ type CheckpointFinding struct {
 
 func (x *CheckpointFinding) Reset() {
 	*x = CheckpointFinding{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1503,7 @@ func (x *CheckpointFinding) String() string {
 func (*CheckpointFinding) ProtoMessage() {}
 
 func (x *CheckpointFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[20]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1516,7 @@ func (x *CheckpointFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointFinding.ProtoReflect.Descriptor instead.
 func (*CheckpointFinding) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{20}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CheckpointFinding) GetObject() string {
@@ -1450,7 +1562,7 @@ type VerifyCheckpointProgress struct {
 
 func (x *VerifyCheckpointProgress) Reset() {
 	*x = VerifyCheckpointProgress{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1574,7 @@ func (x *VerifyCheckpointProgress) String() string {
 func (*VerifyCheckpointProgress) ProtoMessage() {}
 
 func (x *VerifyCheckpointProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[21]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1587,7 @@ func (x *VerifyCheckpointProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyCheckpointProgress.ProtoReflect.Descriptor instead.
 func (*VerifyCheckpointProgress) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{21}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VerifyCheckpointProgress) GetObjects() uint64 {
@@ -1530,7 +1642,7 @@ type DeleteCheckpointRequest struct {
 
 func (x *DeleteCheckpointRequest) Reset() {
 	*x = DeleteCheckpointRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1654,7 @@ func (x *DeleteCheckpointRequest) String() string {
 func (*DeleteCheckpointRequest) ProtoMessage() {}
 
 func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[22]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1667,7 @@ func (x *DeleteCheckpointRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointRequest.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{22}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteCheckpointRequest) GetNumber() uint64 {
@@ -1580,7 +1692,7 @@ type DeleteCheckpointResponse struct {
 
 func (x *DeleteCheckpointResponse) Reset() {
 	*x = DeleteCheckpointResponse{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1704,7 @@ func (x *DeleteCheckpointResponse) String() string {
 func (*DeleteCheckpointResponse) ProtoMessage() {}
 
 func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[23]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1717,7 @@ func (x *DeleteCheckpointResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteCheckpointResponse.ProtoReflect.Descriptor instead.
 func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{23}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{25}
 }
 
 type RollBackRequest struct {
@@ -1619,7 +1731,7 @@ type RollBackRequest struct {
 
 func (x *RollBackRequest) Reset() {
 	*x = RollBackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1743,7 @@ func (x *RollBackRequest) String() string {
 func (*RollBackRequest) ProtoMessage() {}
 
 func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[24]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1756,7 @@ func (x *RollBackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollBackRequest.ProtoReflect.Descriptor instead.
 func (*RollBackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{24}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RollBackRequest) GetNumber() uint64 {
@@ -1684,7 +1796,7 @@ type RollbackShard struct {
 
 func (x *RollbackShard) Reset() {
 	*x = RollbackShard{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1808,7 @@ func (x *RollbackShard) String() string {
 func (*RollbackShard) ProtoMessage() {}
 
 func (x *RollbackShard) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[25]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1821,7 @@ func (x *RollbackShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackShard.ProtoReflect.Descriptor instead.
 func (*RollbackShard) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{25}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RollbackShard) GetShard() uint64 {
@@ -1783,7 +1895,7 @@ type Rollback struct {
 
 func (x *Rollback) Reset() {
 	*x = Rollback{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1907,7 @@ func (x *Rollback) String() string {
 func (*Rollback) ProtoMessage() {}
 
 func (x *Rollback) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[26]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1920,7 @@ func (x *Rollback) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rollback.ProtoReflect.Descriptor instead.
 func (*Rollback) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{26}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Rollback) GetOperation() uint64 {
@@ -1869,7 +1981,7 @@ type GetRollbackRequest struct {
 
 func (x *GetRollbackRequest) Reset() {
 	*x = GetRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +1993,7 @@ func (x *GetRollbackRequest) String() string {
 func (*GetRollbackRequest) ProtoMessage() {}
 
 func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +2006,7 @@ func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRollbackRequest.ProtoReflect.Descriptor instead.
 func (*GetRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetRollbackRequest) GetOperation() uint64 {
@@ -1912,7 +2024,7 @@ type AbortRollbackRequest struct {
 
 func (x *AbortRollbackRequest) Reset() {
 	*x = AbortRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2036,7 @@ func (x *AbortRollbackRequest) String() string {
 func (*AbortRollbackRequest) ProtoMessage() {}
 
 func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2049,7 @@ func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRollbackRequest.ProtoReflect.Descriptor instead.
 func (*AbortRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 var File_keelstate_v1_checkpoint_proto protoreflect.FileDescriptor
@@ -1950,33 +2062,41 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\asession\x18\x02 \x01(\x04R\asession\"t\n" +
 	"\x1bRegisterParticipantResponse\x12\x18\n" +
 	"\abarrier\x18\x01 \x01(\x04R\abarrier\x12;\n" +
-	"\vparticipant\x18\x02 \x01(\v2\x19.keelstate.v1.ParticipantR\vparticipant\"Z\n" +
+	"\vparticipant\x18\x02 \x01(\v2\x19.keelstate.v1.ParticipantR\vparticipant\"y\n" +
 	"\x1cUnregisterParticipantRequest\x12 \n" +
 	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
-	"\asession\x18\x02 \x01(\x04R\asession\"\x1f\n" +
-	"\x1dUnregisterParticipantResponse\"9\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x12\x1d\n" +
+	"\n" +
+	"ended_only\x18\x03 \x01(\bR\tendedOnly\"\x1f\n" +
+	"\x1dUnregisterParticipantResponse\"\x19\n" +
+	"\x17ListParticipantsRequest\"Y\n" +
+	"\x18ListParticipantsResponse\x12=\n" +
+	"\fparticipants\x18\x01 \x03(\v2\x19.keelstate.v1.ParticipantR\fparticipants\"9\n" +
 	"\x15GetParticipantRequest\x12 \n" +
-	"\vparticipant\x18\x01 \x01(\tR\vparticipant\"\xd2\x01\n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\"\xf7\x01\n" +
 	"\vParticipant\x12 \n" +
 	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
 	"\x05alive\x18\x03 \x01(\bR\x05alive\x125\n" +
 	"\x04last\x18\x04 \x01(\v2!.keelstate.v1.ParticipantPositionR\x04last\x12:\n" +
-	"\brestored\x18\x05 \x01(\v2\x1e.keelstate.v1.RestoredPositionR\brestored\"\x89\x01\n" +
+	"\brestored\x18\x05 \x01(\v2\x1e.keelstate.v1.RestoredPositionR\brestored\x12#\n" +
+	"\rregistered_ms\x18\x06 \x01(\x04R\fregisteredMs\"\x9f\x01\n" +
 	"\x13ParticipantPosition\x12 \n" +
 	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x14\n" +
 	"\x05given\x18\x02 \x01(\bR\x05given\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\fR\bposition\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x04 \x01(\x04R\n" +
-	"checkpoint\"\x8a\x01\n" +
+	"checkpoint\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\xa0\x01\n" +
 	"\x10RestoredPosition\x12\x1e\n" +
 	"\n" +
 	"checkpoint\x18\x01 \x01(\x04R\n" +
 	"checkpoint\x12\x18\n" +
 	"\acluster\x18\x02 \x01(\tR\acluster\x12 \n" +
 	"\vincarnation\x18\x03 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bposition\x18\x04 \x01(\fR\bposition\"i\n" +
+	"\bposition\x18\x04 \x01(\fR\bposition\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"i\n" +
 	"\x15WaitCheckpointRequest\x12 \n" +
 	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x12\x14\n" +
@@ -2093,7 +2213,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x06shards\x18\a \x03(\v2\x1b.keelstate.v1.RollbackShardR\x06shards\"2\n" +
 	"\x12GetRollbackRequest\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\x04R\toperation\"\x16\n" +
-	"\x14AbortRollbackRequest2\x88\n" +
+	"\x14AbortRollbackRequest2\xeb\n" +
 	"\n" +
 	"\vCheckpoints\x12U\n" +
 	"\x10CreateCheckpoint\x12%.keelstate.v1.CreateCheckpointRequest\x1a\x18.keelstate.v1.Checkpoint0\x01\x12^\n" +
@@ -2105,7 +2225,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\vGetRollback\x12 .keelstate.v1.GetRollbackRequest\x1a\x16.keelstate.v1.Rollback\x12K\n" +
 	"\rAbortRollback\x12\".keelstate.v1.AbortRollbackRequest\x1a\x16.keelstate.v1.Rollback\x12j\n" +
 	"\x13RegisterParticipant\x12(.keelstate.v1.RegisterParticipantRequest\x1a).keelstate.v1.RegisterParticipantResponse\x12p\n" +
-	"\x15UnregisterParticipant\x12*.keelstate.v1.UnregisterParticipantRequest\x1a+.keelstate.v1.UnregisterParticipantResponse\x12P\n" +
+	"\x15UnregisterParticipant\x12*.keelstate.v1.UnregisterParticipantRequest\x1a+.keelstate.v1.UnregisterParticipantResponse\x12a\n" +
+	"\x10ListParticipants\x12%.keelstate.v1.ListParticipantsRequest\x1a&.keelstate.v1.ListParticipantsResponse\x12P\n" +
 	"\x0eGetParticipant\x12#.keelstate.v1.GetParticipantRequest\x1a\x19.keelstate.v1.Participant\x12[\n" +
 	"\x0eWaitCheckpoint\x12#.keelstate.v1.WaitCheckpointRequest\x1a$.keelstate.v1.WaitCheckpointResponse\x12p\n" +
 	"\x15AcknowledgeCheckpoint\x12*.keelstate.v1.AcknowledgeCheckpointRequest\x1a+.keelstate.v1.AcknowledgeCheckpointResponse\x12Q\n" +
@@ -2123,83 +2244,88 @@ func file_keelstate_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_checkpoint_proto_rawDescData
 }
 
-var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_keelstate_v1_checkpoint_proto_goTypes = []any{
 	(*RegisterParticipantRequest)(nil),    // 0: keelstate.v1.RegisterParticipantRequest
 	(*RegisterParticipantResponse)(nil),   // 1: keelstate.v1.RegisterParticipantResponse
 	(*UnregisterParticipantRequest)(nil),  // 2: keelstate.v1.UnregisterParticipantRequest
 	(*UnregisterParticipantResponse)(nil), // 3: keelstate.v1.UnregisterParticipantResponse
-	(*GetParticipantRequest)(nil),         // 4: keelstate.v1.GetParticipantRequest
-	(*Participant)(nil),                   // 5: keelstate.v1.Participant
-	(*ParticipantPosition)(nil),           // 6: keelstate.v1.ParticipantPosition
-	(*RestoredPosition)(nil),              // 7: keelstate.v1.RestoredPosition
-	(*WaitCheckpointRequest)(nil),         // 8: keelstate.v1.WaitCheckpointRequest
-	(*WaitCheckpointResponse)(nil),        // 9: keelstate.v1.WaitCheckpointResponse
-	(*AcknowledgeCheckpointRequest)(nil),  // 10: keelstate.v1.AcknowledgeCheckpointRequest
-	(*AcknowledgeCheckpointResponse)(nil), // 11: keelstate.v1.AcknowledgeCheckpointResponse
-	(*AwaitCheckpointRequest)(nil),        // 12: keelstate.v1.AwaitCheckpointRequest
-	(*CreateCheckpointRequest)(nil),       // 13: keelstate.v1.CreateCheckpointRequest
-	(*CheckpointShard)(nil),               // 14: keelstate.v1.CheckpointShard
-	(*Checkpoint)(nil),                    // 15: keelstate.v1.Checkpoint
-	(*ListCheckpointsRequest)(nil),        // 16: keelstate.v1.ListCheckpointsRequest
-	(*ListCheckpointsResponse)(nil),       // 17: keelstate.v1.ListCheckpointsResponse
-	(*GetCheckpointRequest)(nil),          // 18: keelstate.v1.GetCheckpointRequest
-	(*VerifyCheckpointRequest)(nil),       // 19: keelstate.v1.VerifyCheckpointRequest
-	(*CheckpointFinding)(nil),             // 20: keelstate.v1.CheckpointFinding
-	(*VerifyCheckpointProgress)(nil),      // 21: keelstate.v1.VerifyCheckpointProgress
-	(*DeleteCheckpointRequest)(nil),       // 22: keelstate.v1.DeleteCheckpointRequest
-	(*DeleteCheckpointResponse)(nil),      // 23: keelstate.v1.DeleteCheckpointResponse
-	(*RollBackRequest)(nil),               // 24: keelstate.v1.RollBackRequest
-	(*RollbackShard)(nil),                 // 25: keelstate.v1.RollbackShard
-	(*Rollback)(nil),                      // 26: keelstate.v1.Rollback
-	(*GetRollbackRequest)(nil),            // 27: keelstate.v1.GetRollbackRequest
-	(*AbortRollbackRequest)(nil),          // 28: keelstate.v1.AbortRollbackRequest
-	(*Range)(nil),                         // 29: keelstate.v1.Range
+	(*ListParticipantsRequest)(nil),       // 4: keelstate.v1.ListParticipantsRequest
+	(*ListParticipantsResponse)(nil),      // 5: keelstate.v1.ListParticipantsResponse
+	(*GetParticipantRequest)(nil),         // 6: keelstate.v1.GetParticipantRequest
+	(*Participant)(nil),                   // 7: keelstate.v1.Participant
+	(*ParticipantPosition)(nil),           // 8: keelstate.v1.ParticipantPosition
+	(*RestoredPosition)(nil),              // 9: keelstate.v1.RestoredPosition
+	(*WaitCheckpointRequest)(nil),         // 10: keelstate.v1.WaitCheckpointRequest
+	(*WaitCheckpointResponse)(nil),        // 11: keelstate.v1.WaitCheckpointResponse
+	(*AcknowledgeCheckpointRequest)(nil),  // 12: keelstate.v1.AcknowledgeCheckpointRequest
+	(*AcknowledgeCheckpointResponse)(nil), // 13: keelstate.v1.AcknowledgeCheckpointResponse
+	(*AwaitCheckpointRequest)(nil),        // 14: keelstate.v1.AwaitCheckpointRequest
+	(*CreateCheckpointRequest)(nil),       // 15: keelstate.v1.CreateCheckpointRequest
+	(*CheckpointShard)(nil),               // 16: keelstate.v1.CheckpointShard
+	(*Checkpoint)(nil),                    // 17: keelstate.v1.Checkpoint
+	(*ListCheckpointsRequest)(nil),        // 18: keelstate.v1.ListCheckpointsRequest
+	(*ListCheckpointsResponse)(nil),       // 19: keelstate.v1.ListCheckpointsResponse
+	(*GetCheckpointRequest)(nil),          // 20: keelstate.v1.GetCheckpointRequest
+	(*VerifyCheckpointRequest)(nil),       // 21: keelstate.v1.VerifyCheckpointRequest
+	(*CheckpointFinding)(nil),             // 22: keelstate.v1.CheckpointFinding
+	(*VerifyCheckpointProgress)(nil),      // 23: keelstate.v1.VerifyCheckpointProgress
+	(*DeleteCheckpointRequest)(nil),       // 24: keelstate.v1.DeleteCheckpointRequest
+	(*DeleteCheckpointResponse)(nil),      // 25: keelstate.v1.DeleteCheckpointResponse
+	(*RollBackRequest)(nil),               // 26: keelstate.v1.RollBackRequest
+	(*RollbackShard)(nil),                 // 27: keelstate.v1.RollbackShard
+	(*Rollback)(nil),                      // 28: keelstate.v1.Rollback
+	(*GetRollbackRequest)(nil),            // 29: keelstate.v1.GetRollbackRequest
+	(*AbortRollbackRequest)(nil),          // 30: keelstate.v1.AbortRollbackRequest
+	(*Range)(nil),                         // 31: keelstate.v1.Range
 }
 var file_keelstate_v1_checkpoint_proto_depIdxs = []int32{
-	5,  // 0: keelstate.v1.RegisterParticipantResponse.participant:type_name -> keelstate.v1.Participant
-	6,  // 1: keelstate.v1.Participant.last:type_name -> keelstate.v1.ParticipantPosition
-	7,  // 2: keelstate.v1.Participant.restored:type_name -> keelstate.v1.RestoredPosition
-	29, // 3: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
-	14, // 4: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
-	6,  // 5: keelstate.v1.Checkpoint.participants:type_name -> keelstate.v1.ParticipantPosition
-	15, // 6: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
-	20, // 7: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
-	29, // 8: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
-	25, // 9: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
-	13, // 10: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
-	16, // 11: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
-	18, // 12: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
-	19, // 13: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
-	22, // 14: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
-	24, // 15: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
-	27, // 16: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
-	28, // 17: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
-	0,  // 18: keelstate.v1.Checkpoints.RegisterParticipant:input_type -> keelstate.v1.RegisterParticipantRequest
-	2,  // 19: keelstate.v1.Checkpoints.UnregisterParticipant:input_type -> keelstate.v1.UnregisterParticipantRequest
-	4,  // 20: keelstate.v1.Checkpoints.GetParticipant:input_type -> keelstate.v1.GetParticipantRequest
-	8,  // 21: keelstate.v1.Checkpoints.WaitCheckpoint:input_type -> keelstate.v1.WaitCheckpointRequest
-	10, // 22: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:input_type -> keelstate.v1.AcknowledgeCheckpointRequest
-	12, // 23: keelstate.v1.Checkpoints.AwaitCheckpoint:input_type -> keelstate.v1.AwaitCheckpointRequest
-	15, // 24: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
-	17, // 25: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
-	15, // 26: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
-	21, // 27: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
-	23, // 28: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
-	26, // 29: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
-	26, // 30: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
-	26, // 31: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
-	1,  // 32: keelstate.v1.Checkpoints.RegisterParticipant:output_type -> keelstate.v1.RegisterParticipantResponse
-	3,  // 33: keelstate.v1.Checkpoints.UnregisterParticipant:output_type -> keelstate.v1.UnregisterParticipantResponse
-	5,  // 34: keelstate.v1.Checkpoints.GetParticipant:output_type -> keelstate.v1.Participant
-	9,  // 35: keelstate.v1.Checkpoints.WaitCheckpoint:output_type -> keelstate.v1.WaitCheckpointResponse
-	11, // 36: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:output_type -> keelstate.v1.AcknowledgeCheckpointResponse
-	15, // 37: keelstate.v1.Checkpoints.AwaitCheckpoint:output_type -> keelstate.v1.Checkpoint
-	24, // [24:38] is the sub-list for method output_type
-	10, // [10:24] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	7,  // 0: keelstate.v1.RegisterParticipantResponse.participant:type_name -> keelstate.v1.Participant
+	7,  // 1: keelstate.v1.ListParticipantsResponse.participants:type_name -> keelstate.v1.Participant
+	8,  // 2: keelstate.v1.Participant.last:type_name -> keelstate.v1.ParticipantPosition
+	9,  // 3: keelstate.v1.Participant.restored:type_name -> keelstate.v1.RestoredPosition
+	31, // 4: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
+	16, // 5: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
+	8,  // 6: keelstate.v1.Checkpoint.participants:type_name -> keelstate.v1.ParticipantPosition
+	17, // 7: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
+	22, // 8: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
+	31, // 9: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
+	27, // 10: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
+	15, // 11: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
+	18, // 12: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
+	20, // 13: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
+	21, // 14: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
+	24, // 15: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
+	26, // 16: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
+	29, // 17: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
+	30, // 18: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
+	0,  // 19: keelstate.v1.Checkpoints.RegisterParticipant:input_type -> keelstate.v1.RegisterParticipantRequest
+	2,  // 20: keelstate.v1.Checkpoints.UnregisterParticipant:input_type -> keelstate.v1.UnregisterParticipantRequest
+	4,  // 21: keelstate.v1.Checkpoints.ListParticipants:input_type -> keelstate.v1.ListParticipantsRequest
+	6,  // 22: keelstate.v1.Checkpoints.GetParticipant:input_type -> keelstate.v1.GetParticipantRequest
+	10, // 23: keelstate.v1.Checkpoints.WaitCheckpoint:input_type -> keelstate.v1.WaitCheckpointRequest
+	12, // 24: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:input_type -> keelstate.v1.AcknowledgeCheckpointRequest
+	14, // 25: keelstate.v1.Checkpoints.AwaitCheckpoint:input_type -> keelstate.v1.AwaitCheckpointRequest
+	17, // 26: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
+	19, // 27: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
+	17, // 28: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
+	23, // 29: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
+	25, // 30: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
+	28, // 31: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
+	28, // 32: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
+	28, // 33: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
+	1,  // 34: keelstate.v1.Checkpoints.RegisterParticipant:output_type -> keelstate.v1.RegisterParticipantResponse
+	3,  // 35: keelstate.v1.Checkpoints.UnregisterParticipant:output_type -> keelstate.v1.UnregisterParticipantResponse
+	5,  // 36: keelstate.v1.Checkpoints.ListParticipants:output_type -> keelstate.v1.ListParticipantsResponse
+	7,  // 37: keelstate.v1.Checkpoints.GetParticipant:output_type -> keelstate.v1.Participant
+	11, // 38: keelstate.v1.Checkpoints.WaitCheckpoint:output_type -> keelstate.v1.WaitCheckpointResponse
+	13, // 39: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:output_type -> keelstate.v1.AcknowledgeCheckpointResponse
+	17, // 40: keelstate.v1.Checkpoints.AwaitCheckpoint:output_type -> keelstate.v1.Checkpoint
+	26, // [26:41] is the sub-list for method output_type
+	11, // [11:26] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_checkpoint_proto_init() }
@@ -2214,7 +2340,7 @@ func file_keelstate_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_checkpoint_proto_rawDesc), len(file_keelstate_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	Checkpoints_AbortRollback_FullMethodName         = "/keelstate.v1.Checkpoints/AbortRollback"
 	Checkpoints_RegisterParticipant_FullMethodName   = "/keelstate.v1.Checkpoints/RegisterParticipant"
 	Checkpoints_UnregisterParticipant_FullMethodName = "/keelstate.v1.Checkpoints/UnregisterParticipant"
+	Checkpoints_ListParticipants_FullMethodName      = "/keelstate.v1.Checkpoints/ListParticipants"
 	Checkpoints_GetParticipant_FullMethodName        = "/keelstate.v1.Checkpoints/GetParticipant"
 	Checkpoints_WaitCheckpoint_FullMethodName        = "/keelstate.v1.Checkpoints/WaitCheckpoint"
 	Checkpoints_AcknowledgeCheckpoint_FullMethodName = "/keelstate.v1.Checkpoints/AcknowledgeCheckpoint"
@@ -72,6 +73,8 @@ type CheckpointsClient interface {
 	// newest checkpoint that has its position is kept until it is unregistered.
 	RegisterParticipant(ctx context.Context, in *RegisterParticipantRequest, opts ...grpc.CallOption) (*RegisterParticipantResponse, error)
 	UnregisterParticipant(ctx context.Context, in *UnregisterParticipantRequest, opts ...grpc.CallOption) (*UnregisterParticipantResponse, error)
+	// ListParticipants shows all that are registered, without their positions' bytes.
+	ListParticipants(ctx context.Context, in *ListParticipantsRequest, opts ...grpc.CallOption) (*ListParticipantsResponse, error)
 	// GetParticipant shows what is kept of a participant, registered or not.
 	GetParticipant(ctx context.Context, in *GetParticipantRequest, opts ...grpc.CallOption) (*Participant, error)
 	// WaitCheckpoint waits, for some seconds, until a checkpoint waits for the
@@ -222,6 +225,16 @@ func (c *checkpointsClient) UnregisterParticipant(ctx context.Context, in *Unreg
 	return out, nil
 }
 
+func (c *checkpointsClient) ListParticipants(ctx context.Context, in *ListParticipantsRequest, opts ...grpc.CallOption) (*ListParticipantsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListParticipantsResponse)
+	err := c.cc.Invoke(ctx, Checkpoints_ListParticipants_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *checkpointsClient) GetParticipant(ctx context.Context, in *GetParticipantRequest, opts ...grpc.CallOption) (*Participant, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Participant)
@@ -299,6 +312,8 @@ type CheckpointsServer interface {
 	// newest checkpoint that has its position is kept until it is unregistered.
 	RegisterParticipant(context.Context, *RegisterParticipantRequest) (*RegisterParticipantResponse, error)
 	UnregisterParticipant(context.Context, *UnregisterParticipantRequest) (*UnregisterParticipantResponse, error)
+	// ListParticipants shows all that are registered, without their positions' bytes.
+	ListParticipants(context.Context, *ListParticipantsRequest) (*ListParticipantsResponse, error)
 	// GetParticipant shows what is kept of a participant, registered or not.
 	GetParticipant(context.Context, *GetParticipantRequest) (*Participant, error)
 	// WaitCheckpoint waits, for some seconds, until a checkpoint waits for the
@@ -351,6 +366,9 @@ func (UnimplementedCheckpointsServer) RegisterParticipant(context.Context, *Regi
 }
 func (UnimplementedCheckpointsServer) UnregisterParticipant(context.Context, *UnregisterParticipantRequest) (*UnregisterParticipantResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UnregisterParticipant not implemented")
+}
+func (UnimplementedCheckpointsServer) ListParticipants(context.Context, *ListParticipantsRequest) (*ListParticipantsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListParticipants not implemented")
 }
 func (UnimplementedCheckpointsServer) GetParticipant(context.Context, *GetParticipantRequest) (*Participant, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetParticipant not implemented")
@@ -544,6 +562,24 @@ func _Checkpoints_UnregisterParticipant_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Checkpoints_ListParticipants_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListParticipantsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CheckpointsServer).ListParticipants(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Checkpoints_ListParticipants_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CheckpointsServer).ListParticipants(ctx, req.(*ListParticipantsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Checkpoints_GetParticipant_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetParticipantRequest)
 	if err := dec(in); err != nil {
@@ -650,6 +686,10 @@ var Checkpoints_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UnregisterParticipant",
 			Handler:    _Checkpoints_UnregisterParticipant_Handler,
+		},
+		{
+			MethodName: "ListParticipants",
+			Handler:    _Checkpoints_ListParticipants_Handler,
 		},
 		{
 			MethodName: "GetParticipant",

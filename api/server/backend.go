@@ -66,7 +66,9 @@ type Backend interface {
 
 	RegisterParticipant(ctx context.Context, id string, session base.SessionID) (*cluster.ParticipantInfo, error)
 	UnregisterParticipant(ctx context.Context, id string, session base.SessionID) error
+	ForgetParticipant(ctx context.Context, id string) error
 	Participant(ctx context.Context, id string) (*cluster.ParticipantInfo, error)
+	Participants(ctx context.Context) ([]*cluster.ParticipantInfo, error)
 	// WaitCheckpoint returns 0 if no checkpoint waits for the participant yet.
 	WaitCheckpoint(ctx context.Context, id string, session base.SessionID, after uint64) (uint64, error)
 	// AcknowledgeCheckpoint returns false if not all participants have acknowledged yet.

@@ -20,10 +20,39 @@ func (v *checkpointService) RegisterParticipant(ctx context.Context, r *keelstat
 
 // UnregisterParticipant implements the Checkpoints service.
 func (v *checkpointService) UnregisterParticipant(ctx context.Context, r *keelstatepb.UnregisterParticipantRequest) (*keelstatepb.UnregisterParticipantResponse, error) {
-	if err := v.s.backend.UnregisterParticipant(ctx, r.GetParticipant(), base.SessionID(r.GetSession())); err != nil {
+	var err error
+	switch {
+	case !r.GetEndedOnly():
+		err = v.s.backend.UnregisterParticipant(ctx, r.GetParticipant(), base.SessionID(r.GetSession()))
+	case r.GetSession() != 0:
+		err = base.Invalid("ended_only", "it is for a registration of whatever session")
+	default:
+		err = v.s.backend.ForgetParticipant(ctx, r.GetParticipant())
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &keelstatepb.UnregisterParticipantResponse{}, nil
+}
+
+// ListParticipants implements the Checkpoints service.
+func (v *checkpointService) ListParticipants(ctx context.Context, _ *keelstatepb.ListParticipantsRequest) (*keelstatepb.ListParticipantsResponse, error) {
+	list, err := v.s.backend.Participants(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &keelstatepb.ListParticipantsResponse{}
+	for _, p := range list {
+		m := participantMessage(p)
+		if m.Last != nil {
+			m.Last.Position = nil // all of them may be more than a message takes
+		}
+		if m.Restored != nil {
+			m.Restored.Position = nil
+		}
+		out.Participants = append(out.Participants, m)
+	}
+	return out, nil
 }
 
 // GetParticipant implements the Checkpoints service.
@@ -63,16 +92,17 @@ func (v *checkpointService) AwaitCheckpoint(ctx context.Context, r *keelstatepb.
 }
 
 func participantMessage(p *cluster.ParticipantInfo) *keelstatepb.Participant {
-	out := &keelstatepb.Participant{Participant: p.ID, Session: uint64(p.Session), Alive: p.Alive}
+	out := &keelstatepb.Participant{Participant: p.ID, Session: uint64(p.Session), Alive: p.Alive, RegisteredMs: p.RegisteredMs}
 	if p.Last != nil {
 		out.Last = positionMessage(p.Last)
 	}
 	if r := p.Restored; r != nil {
-		out.Restored = &keelstatepb.RestoredPosition{Checkpoint: r.Checkpoint, Cluster: string(r.Cluster), Incarnation: uint64(r.Incarnation), Position: r.Bytes}
+		out.Restored = &keelstatepb.RestoredPosition{Checkpoint: r.Checkpoint, Cluster: string(r.Cluster), Incarnation: uint64(r.Incarnation),
+			Position: r.Bytes, Bytes: uint64(len(r.Bytes))}
 	}
 	return out
 }
 
 func positionMessage(p *meta.Position) *keelstatepb.ParticipantPosition {
-	return &keelstatepb.ParticipantPosition{Participant: p.Participant, Given: p.Given, Position: p.Bytes, Checkpoint: p.Checkpoint}
+	return &keelstatepb.ParticipantPosition{Participant: p.Participant, Given: p.Given, Position: p.Bytes, Bytes: uint64(len(p.Bytes)), Checkpoint: p.Checkpoint}
 }

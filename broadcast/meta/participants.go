@@ -187,6 +187,16 @@ func UnregisterTxn(v *View, id string, session base.SessionID) (broadcast.Txn, e
 	return b.done()
 }
 
+// ForgetTxn ends a registration whose session has ended, by an operator: nobody with
+// that name takes part any more, and its positions are not kept longer than others.
+// It is empty if there is none; base.ErrConflict if the session lives.
+func ForgetTxn(v *View, id string) (broadcast.Txn, error) {
+	if p := v.Participant(id); p != nil && v.Takes(p) {
+		return broadcast.Txn{}, conflict("participant", fmt.Sprintf("the session that has registered %q lives", id))
+	}
+	return UnregisterTxn(v, id, 0)
+}
+
 // AcknowledgeTxn records the position of a participant for a checkpoint that waits
 // for it. It is empty if the same was given already. base.ErrConflict says that
 // the checkpoint waits for no such registration (any more), or that something else

@@ -220,6 +220,31 @@ func TestCheckpointThatAParticipantNeedsStays(t *testing.T) {
 	}
 }
 
+// An operator forgets a name whose session has ended, and no other.
+func TestForgetRefusesALivingSession(t *testing.T) {
+	w := founded(t)
+	s := w.register("a")
+	if _, err := ForgetTxn(w.view(), "a"); !errors.Is(err, base.ErrConflict) || !strings.Contains(err.Error(), `"a" lives`) {
+		t.Errorf("forgetting a living one: %v", err)
+	}
+	if txn, err := ForgetTxn(w.view(), "b"); err != nil || !Empty(txn) {
+		t.Errorf("forgetting nobody: %+v, %v", txn, err)
+	}
+	late, err := UnregisterTxn(w.view(), "a", s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.do(CloseSessionTxn(w.view(), s))
+	w.do(ForgetTxn(w.view(), "a"))
+	if w.view().Participant("a") != nil {
+		t.Error("it is known still")
+	}
+	w.register("a")
+	if err := w.try(late); !errors.Is(err, base.ErrPrecondition) {
+		t.Errorf("an older end of the registration: %v", err)
+	}
+}
+
 // rollAllBack takes the world back to a checkpoint.
 func (w *world) rollAllBack(number uint64) {
 	w.t.Helper()

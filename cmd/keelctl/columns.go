@@ -9,12 +9,13 @@ import (
 )
 
 const (
-	operationColumns  = "id operation phase done error startedMs updatedMs"
-	checkpointColumns = "number phase automatic savepoint created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups"
-	writtenColumns    = "shard sequence token"
-	valueColumns      = "value null version token"
-	keyColumns        = "key namespace group shard"
-	stateColumns      = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
+	operationColumns   = "id operation phase done error startedMs updatedMs"
+	checkpointColumns  = "number phase automatic savepoint created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups"
+	participantColumns = "participant alive registered checkpoint bytes restored session registeredMs restoredCluster"
+	writtenColumns     = "shard sequence token"
+	valueColumns       = "value null version token"
+	keyColumns         = "key namespace group shard"
+	stateColumns       = "id keyspace name stateKind keyType userKeyType valueType function codecVersion"
 )
 
 // columns are the keys of what each command prints, by its path without the
@@ -36,6 +37,8 @@ var columns = map[string]string{
 	"checkpoint verify":   "number sound objects bytes files findings",
 	"checkpoint delete":   "number",
 	"checkpoint rollback": "number operation phase incarnation error bytes shards",
+	"participant list":    participantColumns,
+	"participant remove":  participantColumns,
 	"operation list":      operationColumns,
 	"operation show":      operationColumns,
 	"operation watch":     operationColumns,

@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
 	"github.com/keelstate/keelstate/internal/cliout"
 )
@@ -79,6 +80,7 @@ var lines = [][]string{
 	{"checkpoint", "create"}, {"checkpoint", "list"}, {"checkpoint", "show", "1"}, {"checkpoint", "verify", "1"},
 	{"cluster", "init", "--nodes", "m1=m1:7000,m2=m2:7000", "--restore", "CLUSTER/latest", "--dry-run"},
 	{"checkpoint", "rollback", "1", "--dry-run"}, {"checkpoint", "rollback", "1", "--yes"},
+	{"participant", "list"}, {"participant", "remove", "job", "--yes"},
 	{"checkpoint", "delete", "1", "--yes"},
 	{"checkpoint", "create", "--savepoint"},
 	{"list", "update", "k", "l", "z", "--key", "x"},
@@ -90,6 +92,7 @@ var lines = [][]string{
 // KX2: every command obeys every output format, and every leaf has examples.
 func TestEveryCommand(t *testing.T) {
 	c := cluster.New(t, cluster.Options{Nodes: 1})
+	participate(t, c)
 	root := (&app{}).command()
 	covered := make(map[string]bool)
 	printed := make(map[string]map[string]bool) // the keys that each leaf printed
@@ -146,6 +149,20 @@ func TestEveryCommand(t *testing.T) {
 			t.Errorf("%s: no description", leaf.CommandPath())
 		}
 	}
+}
+
+// participate registers the participant "job", whose session the rollback ends.
+func participate(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	p, err := c.Client(keel.WithOneSession()).Participate(t.Context(), "job")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { // until the rollback
+		for number, err := p.Next(t.Context()); err == nil; number, err = p.Next(t.Context()) {
+			_ = p.Ack(t.Context(), number, []byte("here"))
+		}
+	}()
 }
 
 // clusterID asks for the id of the test's cluster.
