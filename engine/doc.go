@@ -7,9 +7,9 @@
 // trees in memory); engine/fault wraps either with injected errors. The layouts
 // of Flink's state types on top of it are in engine/state.
 //
-// Concurrency: one goroutine writes a Store (Write, EnsureFamily, DropFamily);
-// any number read it (Get, NewView) at the same time. Flush, Checkpoint and
-// Compact may run beside the writer.
+// Concurrency: one goroutine writes a Store (Write, EnsureFamily, DropFamily, and
+// Clip and Absorb of an Absorber); any number read it (Get, NewView) at the same
+// time. Flush, Checkpoint and Compact may run beside the writer.
 //
 // Invariants:
 //

@@ -2,6 +2,7 @@ package raftfsm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -43,7 +44,9 @@ const (
 // the shard that s describes: it is clipped to the part of the range that it has
 // (target's own range and s.Range), and takes in what others have of the rest.
 // Together they must cover s.Range, no key group twice; they are of the same
-// number of key groups. Others are only read.
+// number of key groups. Nobody else may know any of the stores: where the engine
+// can, others are clipped too and taken in by their files (engine.Absorber), else
+// their keys are copied.
 //
 // Data, declarations, tombstones and op hashes go over; the sequence is the
 // largest of all plus one, so that versions and list order go on (W6); the clock
@@ -64,7 +67,7 @@ func Assemble(ctx context.Context, target engine.Store, others []engine.Store, s
 		}
 		a.sources = append(a.sources, source{store: store, loaded: l})
 	}
-	for _, step := range []func() error{a.check, a.unite, a.hashSources, a.clip, a.takeIn, a.seal, a.compare} {
+	for _, step := range []func() error{a.check, a.unite, a.hashSources, a.clearMeta, a.takeIn, a.seal, a.compare} {
 		if err := step(); err != nil {
 			return fmt.Errorf("assembling %s of %d shards: %w", s.Group, len(a.sources), err)
 		}
@@ -191,17 +194,15 @@ func (a *assembly) hashSources() error {
 	return nil
 }
 
-// clip removes from the target what the new shard does not have of it.
-func (a *assembly) clip() error {
+// outside are the parts of the target's range that the new shard does not have.
+func (a *assembly) outside() []keygroup.Range {
 	own := &a.sources[0]
-	for _, gone := range []keygroup.Range{{Lo: own.core.rng.Lo, Hi: own.part.Lo}, {Lo: own.part.Hi, Hi: own.core.rng.Hi}} {
-		if gone.Empty() {
-			continue
-		}
-		lo, hi := a.layout.GroupBounds(gone)
-		for _, d := range a.declaredIn(own) {
-			a.batch.DeleteRange(d.ID, lo, hi)
-		}
+	return slices.DeleteFunc([]keygroup.Range{{Lo: own.core.rng.Lo, Hi: own.part.Lo}, {Lo: own.part.Hi, Hi: own.core.rng.Hi}}, keygroup.Range.Empty)
+}
+
+// clearMeta removes the metadata that the new shard does not have of the target.
+func (a *assembly) clearMeta() error {
+	for _, gone := range a.outside() {
 		a.batch.DeleteRange(engine.MetaFamily, appendOpHashKey(nil, gone.Lo), appendOpHashKey(nil, gone.Hi))
 	}
 	a.batch.DeleteRange(engine.MetaFamily, []byte{metaSession}, []byte{metaSession + 1})
@@ -209,8 +210,17 @@ func (a *assembly) clip() error {
 	return a.write(true)
 }
 
-// takeIn copies what the other sources have.
+// takeIn takes over what the other sources have, and nothing of the target that
+// the new shard does not have: by files where there are others and the engine can.
 func (a *assembly) takeIn() error {
+	if len(a.sources) > 1 {
+		if err := a.absorb(); !errors.Is(err, base.ErrUnsupported) {
+			return err
+		}
+	}
+	if err := a.clip(); err != nil {
+		return err
+	}
 	for i := range a.sources[1:] {
 		src := &a.sources[1+i]
 		lo, hi := a.layout.GroupBounds(src.part)
@@ -221,6 +231,50 @@ func (a *assembly) takeIn() error {
 		}
 	}
 	return nil
+}
+
+// absorb clips all sources and gives the target the files of the others. It fails
+// with base.ErrUnsupported if one of the stores cannot, or two do not fit together;
+// what has been clipped by then is what would have been read.
+func (a *assembly) absorb() error {
+	var others []engine.Store
+	var absorber engine.Absorber
+	for i := range a.sources {
+		src := &a.sources[i]
+		clipper, ok := src.store.(engine.Absorber)
+		if !ok {
+			return fmt.Errorf("source %d has no files to give: %w", i, base.ErrUnsupported)
+		}
+		lo, hi := a.layout.GroupBounds(src.part)
+		if err := clipper.Clip(a.ctx, idsOf(a.declaredIn(src)), lo, hi); err != nil {
+			return fmt.Errorf("clipping source %d to %s: %w", i, src.part, err)
+		}
+		if i == 0 {
+			absorber = clipper
+		} else {
+			others = append(others, src.store)
+		}
+	}
+	return absorber.Absorb(a.ctx, idsOf(a.decls), others)
+}
+
+func idsOf(decls []*state.Declaration) []engine.FamilyID {
+	ids := make([]engine.FamilyID, len(decls))
+	for i, d := range decls {
+		ids[i] = d.ID
+	}
+	return ids
+}
+
+// clip removes from the target's states what the new shard does not have of them.
+func (a *assembly) clip() error {
+	for _, gone := range a.outside() {
+		lo, hi := a.layout.GroupBounds(gone)
+		for _, d := range a.declaredIn(&a.sources[0]) {
+			a.batch.DeleteRange(d.ID, lo, hi)
+		}
+	}
+	return a.write(true)
 }
 
 // copyState copies the keys [lo, hi) of a family.

@@ -1,6 +1,7 @@
 package raftfsm_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/engine/fault"
+	"github.com/keelstate/keelstate/engine/rocks"
 	"github.com/keelstate/keelstate/engine/state"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
@@ -121,8 +123,10 @@ func assembleRandomly(t *testing.T, d engine.Driver, rnd *rand.Rand) {
 	}
 	var made []*replica
 	for i, rng := range tiles(rnd, 1+rnd.IntN(4)) {
-		made = append(made, assembled(t, d, sources, raftfsm.Seed{Group: base.GroupID(50 + i), Birth: base.Birth(500 + i), Range: rng, Epoch: 3, Incarnation: 2,
-			Index: 10, Term: 4, Barrier: 6}))
+		seed := raftfsm.Seed{Group: base.GroupID(50 + i), Birth: base.Birth(500 + i), Range: rng, Epoch: 3, Incarnation: 2, Index: 10, Term: 4, Barrier: 6}
+		byFiles := assembled(t, d, sources, seed)
+		sameContent(t, byFiles, assembledOf(t, d, sources, seed, func(s engine.Store) engine.Store { return keysOnly{s} }))
+		made = append(made, byFiles)
 	}
 	for _, key := range keys {
 		was, is := home(sources, key), home(made, key)
@@ -156,16 +160,25 @@ func assembleRandomly(t *testing.T, d engine.Driver, rnd *rand.Rand) {
 	}
 }
 
+// keysOnly hides that a store can take over files.
+type keysOnly struct{ engine.Store }
+
 // assembled makes the shard that a seed describes of copies of those sources that
 // have a part of it, and opens it from its files.
 func assembled(t *testing.T, d engine.Driver, sources []*replica, s raftfsm.Seed) *replica {
+	t.Helper()
+	return assembledOf(t, d, sources, s, func(s engine.Store) engine.Store { return s })
+}
+
+// assembledOf is assembled with the copies as the function gives them.
+func assembledOf(t *testing.T, d engine.Driver, sources []*replica, s raftfsm.Seed, as func(engine.Store) engine.Store) *replica {
 	t.Helper()
 	var stores []engine.Store
 	dir := ""
 	for _, src := range sources {
 		if h := src.m.Header(); h.Range.Lo < s.Range.Hi && s.Range.Lo < h.Range.Hi {
 			store, at := copyOf(t, d, src)
-			stores = append(stores, store)
+			stores = append(stores, as(store))
 			if dir == "" {
 				dir = at
 			}
@@ -183,6 +196,167 @@ func assembled(t *testing.T, d engine.Driver, sources []*replica, s raftfsm.Seed
 		r.log = append(r.log, raftfsm.Entry{})
 	}
 	return r
+}
+
+// sameContent looks whether two replicas hold the same, to the last byte of every
+// family.
+func sameContent(t *testing.T, a, b *replica) {
+	t.Helper()
+	if af, bf := a.store.Families(), b.store.Families(); !maps.Equal(af, bf) {
+		t.Fatalf("families %v and %v", af, bf)
+	}
+	for f := range a.store.Families() {
+		x, y := a.store.Scan(f, nil, nil, engine.ScanOptions{}), b.store.Scan(f, nil, nil, engine.ScanOptions{})
+		for n := 0; ; n++ {
+			more := x.Next()
+			if more != y.Next() || more && (!bytes.Equal(x.Key(), y.Key()) || !bytes.Equal(x.Value(), y.Value())) {
+				t.Fatalf("entry %d of family %d: %x %x and %x %x", n, f, x.Key(), x.Value(), y.Key(), y.Value())
+			}
+			if !more {
+				break
+			}
+		}
+		if err := errors.Join(x.Err(), y.Err()); err != nil {
+			t.Fatal(err)
+		}
+		x.Close()
+		y.Close()
+	}
+}
+
+// Files are taken over where the engine can; where it cannot, from whatever step on,
+// keys are copied, with the same outcome. Any other failure is one.
+func TestAssembleCopiesWhereFilesCannotBeTakenOver(t *testing.T) {
+	for _, name := range []string{"mem", "rocks"} {
+		t.Run(name, func(t *testing.T) {
+			d := newDriver(t, name)
+			var sources []*replica
+			for i, rng := range []keygroup.Range{{Lo: 0, Hi: 3}, {Lo: 3, Hi: 5}, {Lo: 5, Hi: 8}} {
+				r := piece(t, d, base.GroupID(i+1), rng)
+				for k := range 200 {
+					if key := fmt.Sprint("key-", k); rng.Contains(groupOf(key)) {
+						r.write(request(put(key, fmt.Sprint("v", k)), add(sumID, key, i64(int64(k)))))
+					}
+				}
+				sources = append(sources, r)
+			}
+			seed := raftfsm.Seed{Group: 9, Birth: 9, Range: keygroup.Range{Lo: 1, Hi: 7}, Epoch: 1, Incarnation: 2, Index: 5, Term: 1}
+			var files *replica
+			for i, c := range []struct {
+				rule   fault.Rule
+				absorb int // calls
+			}{
+				{fault.Rule{Ops: []fault.Op{fault.OpGet}, Times: 1}, 1},
+				{fault.Rule{Ops: []fault.Op{fault.OpClip}, Error: base.ErrUnsupported}, 0},
+				{fault.Rule{Ops: []fault.Op{fault.OpClip}, Skip: 2, Error: base.ErrUnsupported}, 0},
+				{fault.Rule{Ops: []fault.Op{fault.OpAbsorb}, Error: base.ErrUnsupported}, 1},
+				{fault.Rule{Ops: []fault.Op{fault.OpAbsorb}, After: base.ErrUnsupported}, 1},
+			} {
+				plan := &fault.Plan{}
+				plan.Add(c.rule)
+				r := assembledOf(t, d, sources, seed, func(s engine.Store) engine.Store { return fault.NewStore(s, "", plan) })
+				if got := plan.Count(fault.OpAbsorb); got != c.absorb {
+					t.Errorf("%+v: %d calls of Absorb", c.rule, got)
+				}
+				if i == 0 {
+					files = r
+				}
+				sameContent(t, files, r)
+			}
+			broken := errors.New("broken")
+			for _, rule := range []fault.Rule{{Ops: []fault.Op{fault.OpClip}, Error: broken}, {Ops: []fault.Op{fault.OpClip}, Skip: 1, After: broken}, {Ops: []fault.Op{fault.OpAbsorb}, After: broken}} {
+				plan := &fault.Plan{}
+				plan.Add(rule)
+				var stores []engine.Store
+				for _, src := range sources {
+					s, _ := copyOf(t, d, src)
+					stores = append(stores, fault.NewStore(s, "", plan))
+				}
+				if err := raftfsm.Assemble(context.Background(), stores[0], stores[1:], seed); !errors.Is(err, broken) {
+					t.Errorf("%+v: %v", rule, err)
+				}
+				closeAll(t, stores...)
+			}
+		})
+	}
+}
+
+// BenchmarkAssemble makes one shard of four that have a quarter of the key groups
+// each: by files, and by copying keys. The time of opening the copies is not in it.
+func BenchmarkAssemble(b *testing.B) {
+	const perSource, valueBytes = 64 << 20, 1000
+	d, err := rocks.NewDriver(rocks.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { d.Close() })
+	for _, how := range []string{"flushed", "compacted"} {
+		var sources []*replica
+		for i := range 4 {
+			rng := keygroup.Range{Lo: keygroup.Group(2 * i), Hi: keygroup.Group(2*i + 2)}
+			r := piece(b, d, base.GroupID(i+1), rng)
+			fillPiece(b, r, perSource, valueBytes)
+			if err := r.store.Flush(); err != nil {
+				b.Fatal(err)
+			}
+			if how == "compacted" {
+				if err := r.store.Compact(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			sources = append(sources, r)
+		}
+		for _, shard := range []struct {
+			name string
+			rng  keygroup.Range
+		}{{"whole", keygroup.FullRange(groups)}, {"clipped", keygroup.Range{Lo: 1, Hi: 7}}} {
+			for _, way := range []string{"files", "copy"} {
+				b.Run(fmt.Sprintf("%s-%s-%s", how, shard.name, way), func(b *testing.B) {
+					for b.Loop() {
+						b.StopTimer()
+						var stores []engine.Store
+						for _, src := range sources {
+							s, _ := copyOf(b, d, src)
+							if way == "copy" {
+								s = keysOnly{s}
+							}
+							stores = append(stores, s)
+						}
+						b.StartTimer()
+						err := raftfsm.Assemble(context.Background(), stores[0], stores[1:], raftfsm.Seed{Group: 9, Birth: 9, Range: shard.rng, Epoch: 1, Incarnation: 2, Index: 5, Term: 1})
+						b.StopTimer()
+						if err != nil {
+							b.Fatal(err)
+						}
+						closeAll(b, stores...)
+						b.StartTimer()
+					}
+				})
+			}
+		}
+	}
+}
+
+// fillPiece writes so many bytes of random values under keys that a shard has.
+func fillPiece(b *testing.B, r *replica, bytes, valueBytes int) {
+	b.Helper()
+	rnd := rand.New(rand.NewPCG(uint64(r.m.Header().Group), 3))
+	value := make([]byte, valueBytes)
+	for written := 0; written < bytes; {
+		var q []state.Mutation
+		for len(q) < 200 {
+			key := fmt.Sprint("key-", rnd.IntN(1<<30))
+			if !r.m.Header().Range.Contains(groupOf(key)) {
+				continue
+			}
+			for i := range value {
+				value[i] = byte(rnd.Uint32() % 64) // compresses a little
+			}
+			q = append(q, put(key, string(value)))
+			written += valueBytes
+		}
+		r.write(request(q...))
+	}
 }
 
 func TestAssembleRefusesSourcesThatDoNotFit(t *testing.T) {

@@ -49,6 +49,8 @@ func Run(t *testing.T, newDriver func(t *testing.T) engine.Driver) {
 		{"ReadersBesideWriter", testReadersBesideWriter},
 		{"Model", testModel},
 		{"Txn", testTxnModel},
+		{"Absorb", testAbsorb},
+		{"AbsorbRefuses", testAbsorbRefuses},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDriver(t)

@@ -1,9 +1,13 @@
 package fault
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/internal/base"
 )
 
 // Driver wraps a driver; its stores follow Plan.
@@ -45,7 +49,10 @@ type Store struct {
 	reader
 }
 
-var _ engine.Store = (*Store)(nil)
+var (
+	_ engine.Store    = (*Store)(nil)
+	_ engine.Absorber = (*Store)(nil)
+)
 
 // NewStore wraps s, which rules know as dir.
 func NewStore(s engine.Store, dir string, p *Plan) *Store {
@@ -129,6 +136,35 @@ func (s *Store) Checkpoint(dir string) error {
 
 // Compact implements engine.Store.
 func (s *Store) Compact() error { return s.plan.run(OpCompact, s.dir, s.Store.Compact) }
+
+// Clip implements engine.Absorber; it fails with base.ErrUnsupported if the store
+// below does not.
+func (s *Store) Clip(ctx context.Context, families []engine.FamilyID, lo, hi []byte) error {
+	return s.plan.run(OpClip, s.dir, func() error {
+		a, ok := s.Store.(engine.Absorber)
+		if !ok {
+			return fmt.Errorf("clipping %s: %w", s.dir, base.ErrUnsupported)
+		}
+		return a.Clip(ctx, families, lo, hi)
+	})
+}
+
+// Absorb implements engine.Absorber as Clip does. Others may be wrapped.
+func (s *Store) Absorb(ctx context.Context, families []engine.FamilyID, others []engine.Store) error {
+	below := slices.Clone(others)
+	for i, o := range below {
+		if w, ok := o.(*Store); ok {
+			below[i] = w.Store
+		}
+	}
+	return s.plan.run(OpAbsorb, s.dir, func() error {
+		a, ok := s.Store.(engine.Absorber)
+		if !ok {
+			return fmt.Errorf("absorbing into %s: %w", s.dir, base.ErrUnsupported)
+		}
+		return a.Absorb(ctx, families, below)
+	})
+}
 
 // Close implements engine.Store.
 func (s *Store) Close() error { return s.plan.run(OpClose, s.dir, s.Store.Close) }

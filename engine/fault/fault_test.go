@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"testing"
@@ -59,6 +60,10 @@ func TestEveryOperationFails(t *testing.T) {
 		OpDurableGet:   func(s engine.Store) error { _, _, err := s.DurableGet([]byte("a")); return err },
 		OpCheckpoint:   func(s engine.Store) error { return s.Checkpoint(filepath.Join(t.TempDir(), "c")) },
 		OpCompact:      func(s engine.Store) error { return s.Compact() },
+		OpClip: func(s engine.Store) error {
+			return s.(engine.Absorber).Clip(context.Background(), []engine.FamilyID{1}, nil, nil)
+		},
+		OpAbsorb: func(s engine.Store) error { return s.(engine.Absorber).Absorb(context.Background(), nil, nil) },
 		OpNewView: func(s engine.Store) error {
 			v, err := s.NewView()
 			if err == nil {

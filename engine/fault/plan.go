@@ -27,6 +27,8 @@ const (
 	OpDurableGet   Op = "durable-get"
 	OpCheckpoint   Op = "checkpoint"
 	OpCompact      Op = "compact"
+	OpClip         Op = "clip"
+	OpAbsorb       Op = "absorb"
 	OpClose        Op = "close"
 )
 

@@ -3,7 +3,6 @@ package mem
 import (
 	"bytes"
 	"fmt"
-	"maps"
 
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
@@ -45,16 +44,7 @@ func (s *store) Write(b *engine.Batch) error {
 	if len(w.touched) == 0 {
 		return nil
 	}
-	next := &root{families: maps.Clone(r.families)}
-	for id, p := range w.touched {
-		f := *p.family
-		// The copy is published and never changes; the tree itself goes on as
-		// the next Write's start.
-		f.tree, f.bytes = p.tree.Copy(), p.bytes
-		next.families[id] = &f
-		s.work[id] = p.tree
-	}
-	s.current.Store(next)
+	w.publish()
 	return nil
 }
 

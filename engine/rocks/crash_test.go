@@ -126,6 +126,9 @@ func crashChild(dir string) {
 			os.Exit(3)
 		}
 	}
+	if trigger == crashAbsorb {
+		fail(absorbChild(dir))
+	}
 	d, err := crashDriver(trigger)
 	fail(err)
 	s, err := d.Open(filepath.Join(dir, "s"))

@@ -35,4 +35,10 @@
 //	     everything but reads fails with base.ErrReopen (EN6). RocksDB is never
 //	     asked to go on after a background error, and no flush or checkpoint
 //	     succeeds while one stands.
+//	RO9  A forced flush, a checkpoint, a compaction and Close wait for a batch that
+//	     is being written and for nothing that the writer does not wait for too;
+//	     none waits for a compaction that finds no room.
+//	RO10 Clip leaves neither a key outside the range, nor a range tombstone, nor a
+//	     file of level 0. Absorb takes only such files, by hard links, and looks at
+//	     all of them before it changes anything.
 package rocks

@@ -5,6 +5,7 @@ package rocks
 import "C"
 
 import (
+	"context"
 	"errors"
 	"syscall"
 	"unsafe"
@@ -26,6 +27,8 @@ var codeErrors = map[C.int]error{
 	C.KS_INTERNAL:        base.ErrInternal,
 	C.KS_BAD_OPERAND:     base.ErrCorrupt,
 	C.KS_OPERAND_VERSION: base.ErrFormatVersion,
+	C.KS_CANCELLED:       context.Canceled,
+	C.KS_CONFLICT:        base.ErrConflict,
 }
 
 // nativeError is a failure that the native code reported.

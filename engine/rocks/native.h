@@ -30,6 +30,8 @@ enum {
   KS_INTERNAL = 9,
   KS_BAD_OPERAND = 10,
   KS_OPERAND_VERSION = 11,
+  KS_CANCELLED = 12,
+  KS_CONFLICT = 13,
 };
 
 // A status with a message, which the receiver frees by free(); NULL when OK.
@@ -130,6 +132,19 @@ void ks_iter_free(ks_iter* it);
 ks_status ks_flush(ks_store* s);
 ks_status ks_checkpoint(ks_store* s, const char* dir);
 ks_status ks_compact(ks_store* s);
+// Removes the keys of a family outside [lo, hi), hi NULL meaning no end, and
+// leaves neither anything of them, nor a range tombstone, nor a file of level 0.
+// Nobody may write beside it, and no snapshot may be open.
+ks_status ks_clip(ks_store* s, uint32_t id, const char* lo, size_t lo_len, const char* hi, size_t hi_len);
+// Whether ks_clip ends early from now on, with KS_CANCELLED.
+void ks_set_cancelled(ks_store* s, int cancelled);
+// Makes the family of o anew, of its own files and those that n other stores have
+// of it; all are as ks_clip leaves them and no two have keys in a common range.
+// scratch is a directory on the store's volume. *out is NULL if nobody else has
+// any. *dropped tells that the family is not there any more: it failed then, or
+// *out has taken its place.
+ks_status ks_absorb(ks_store* s, const ks_family_options* o, const char* name, ks_store** others, size_t n,
+                    const char* scratch, int* dropped, ks_family** out);
 ks_status ks_verify(ks_store* s);
 // The files that the database needs at this moment, each ended by a zero byte,
 // to be freed by free(), and how much of the newest MANIFEST is valid.
@@ -150,6 +165,9 @@ ks_status ks_merge_for_test(uint8_t kind, int has_base, int partial, const char*
                             char** big, size_t* used, int* ok);
 // For tests: gives unused memory of the C allocator back to the system.
 void ks_trim_for_test(void);
+// For tests: keeps RocksDB in the whole process from compacting by itself, or lets
+// it go on; returns when it is so.
+void ks_hold_compactions_for_test(int hold);
 // For tests: length of the prefix of a key.
 size_t ks_prefix_for_test(uint8_t width, const char* key, size_t len);
 

@@ -26,95 +26,85 @@ static const uint64_t kChunkBytes = 512 << 20;
 static const auto kBusyWait = std::chrono::milliseconds(100);
 static const int kBusyTries = 6000;
 
-// Levels of one family, and where its files go.
-class FamilyCompaction {
- public:
-  FamilyCompaction(ks_store* s, const Family& f) : store_(s), db_(s->db.get()), family_(f) {}
-
-  // Moves all files that exist now down to the last level that has any, and
-  // writes the older ones of that level anew.
-  Status Run() {
-    const uint64_t begun = Newest();
-    for (int from = 0; from < db_->NumberLevels(family_.handle); from++) {
-      rocksdb::ColumnFamilyMetaData meta;
-      db_->GetColumnFamilyMetaData(family_.handle, &meta);
-      if (meta.levels[from].files.empty()) continue;
-      int to = Below(meta, from);
-      // What has just been moved to the last level is new already.
-      Status st = Level(from, to, to == from ? begun : Newest());
-      if (!st.ok() || to == from) return st;
-    }
-    return Status::OK();
+uint64_t NewestFile(const Family& f) {
+  rocksdb::ColumnFamilyMetaData meta;
+  f.db->GetColumnFamilyMetaData(f.handle, &meta);
+  uint64_t newest = 0;
+  for (auto& level : meta.levels) {
+    for (auto& file : level.files) newest = std::max(newest, file.file_number);
   }
+  return newest;
+}
 
- private:
-  // The highest number of a file of the family.
-  uint64_t Newest() {
+int LevelBelow(const rocksdb::ColumnFamilyMetaData& meta, int from) {
+  const int levels = static_cast<int>(meta.levels.size());
+  for (int to = from + 1; to < levels; to++) {
+    if (!meta.levels[to].files.empty()) return to;
+  }
+  return from == 0 ? levels - 1 : from;
+}
+
+// Chunk returns wanted files of a level that no compaction has; others: one has
+// some.
+static std::vector<std::string> Chunk(const Family& f, int from, bool single, const Wanted& wanted, bool* others) {
+  rocksdb::ColumnFamilyMetaData meta;
+  f.db->GetColumnFamilyMetaData(f.handle, &meta);
+  std::vector<std::string> files;
+  uint64_t bytes = 0;
+  for (auto& file : meta.levels[from].files) {
+    if (!wanted(file)) continue;
+    if (file.being_compacted) {
+      *others = true;
+    } else if (from == 0 || (bytes < kChunkBytes && !(single && bytes > 0))) {  // files of level 0 overlap
+      files.push_back(file.relative_filename);
+      bytes += file.size;
+    }
+  }
+  return files;
+}
+
+Status CompactLevel(ks_store* s, const Family& f, int from, int to, bool single, const Wanted& wanted) {
+  for (int busy = 0;;) {
+    if (s->interrupted.load()) return Status::ShutdownInProgress("closing the store");
+    if (s->cancelled.load()) return Status::Incomplete("cancelled");
+    bool others = false;
+    std::vector<std::string> files = Chunk(f, from, single, wanted, &others);
+    if (files.empty() && !others) return Status::OK();
+    Status st = Status::Aborted();
+    if (!files.empty()) {
+      rocksdb::CompactionOptions o;
+      o.compression = rocksdb::kDisableCompressionOption;  // as the family's options say
+      st = f.db->CompactFiles(o, f.handle, files, to);
+    }
+    if (st.ok()) {
+      busy = 0;
+      continue;
+    }
+    // A compaction of RocksDB itself has the files, or has just removed them.
+    bool taken = st.IsAborted() || st.IsInvalidArgument();
+    if (!taken || ++busy > kBusyTries) return st;
+    s->watch->AwaitCompaction(kBusyWait);
+  }
+}
+
+// Moves all files of a family that exist now down to the last level that has any,
+// and writes the older ones of that level anew.
+static Status CompactFamily(ks_store* s, const Family& f) {
+  const uint64_t begun = NewestFile(f);
+  for (int from = 0; from < f.db->NumberLevels(f.handle); from++) {
     rocksdb::ColumnFamilyMetaData meta;
-    db_->GetColumnFamilyMetaData(family_.handle, &meta);
-    uint64_t newest = 0;
-    for (auto& level : meta.levels) {
-      for (auto& f : level.files) newest = std::max(newest, f.file_number);
-    }
-    return newest;
+    f.db->GetColumnFamilyMetaData(f.handle, &meta);
+    if (meta.levels[from].files.empty()) continue;
+    int to = LevelBelow(meta, from);
+    // What has just been moved to the last level is new already: what is written
+    // has higher numbers, so that each level ends.
+    const uint64_t newest = to == from ? begun : NewestFile(f);
+    Status st = CompactLevel(s, f, from, to, false,
+                             [newest](const rocksdb::SstFileMetaData& file) { return file.file_number <= newest; });
+    if (!st.ok() || to == from) return st;
   }
-
-  // The next level with files; the last level for files of level 0 that are
-  // alone; the level itself if it is the lowest with files.
-  static int Below(const rocksdb::ColumnFamilyMetaData& meta, int from) {
-    const int levels = static_cast<int>(meta.levels.size());
-    for (int to = from + 1; to < levels; to++) {
-      if (!meta.levels[to].files.empty()) return to;
-    }
-    return from == 0 ? levels - 1 : from;
-  }
-
-  // Compacts the files of a level with numbers up to newest: what is written by
-  // it has higher numbers, so that this ends.
-  Status Level(int from, int to, uint64_t newest) {
-    for (int busy = 0;;) {
-      if (store_->interrupted.load()) return Status::ShutdownInProgress("closing the store");
-      std::vector<std::string> files;
-      bool others = false;
-      Chunk(from, newest, &files, &others);
-      if (files.empty() && !others) return Status::OK();
-      Status st = Status::Aborted();
-      if (!files.empty()) {
-        rocksdb::CompactionOptions o;
-        o.compression = rocksdb::kDisableCompressionOption;  // as the family's options say
-        st = db_->CompactFiles(o, family_.handle, files, to);
-      }
-      if (st.ok()) {
-        busy = 0;
-        continue;
-      }
-      // A compaction of RocksDB itself has the files, or has just removed them.
-      bool taken = st.IsAborted() || st.IsInvalidArgument();
-      if (!taken || ++busy > kBusyTries) return st;
-      store_->watch->AwaitCompaction(kBusyWait);
-    }
-  }
-
-  // Files of a level that no compaction has; others: some that one has.
-  void Chunk(int from, uint64_t newest, std::vector<std::string>* files, bool* others) {
-    rocksdb::ColumnFamilyMetaData meta;
-    db_->GetColumnFamilyMetaData(family_.handle, &meta);
-    uint64_t bytes = 0;
-    for (auto& f : meta.levels[from].files) {
-      if (f.file_number > newest) continue;
-      if (f.being_compacted) {
-        *others = true;
-      } else if (from == 0 || bytes < kChunkBytes) {  // files of level 0 overlap
-        files->push_back(f.relative_filename);
-        bytes += f.size;
-      }
-    }
-  }
-
-  ks_store* const store_;
-  rocksdb::DB* const db_;
-  const Family& family_;
-};
+  return Status::OK();
+}
 
 }  // namespace keelstate
 
@@ -125,7 +115,7 @@ extern "C" ks_status ks_compact(ks_store* s) {
     ks_status flushed = ks_flush(s);
     if (flushed.code != KS_OK) return flushed;
     for (auto& f : Live(s)) {
-      Status st = FamilyCompaction(s, *f).Run();
+      Status st = CompactFamily(s, *f);
       if (!st.ok() && !st.IsColumnFamilyDropped()) return FromRocks(st);
     }
     return OK();

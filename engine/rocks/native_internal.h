@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -17,6 +18,7 @@
 #include "native_parts.h"
 #include "rocksdb/cache.h"
 #include "rocksdb/listener.h"
+#include "rocksdb/metadata.h"
 #include "rocksdb/write_buffer_manager.h"
 
 namespace keelstate {
@@ -68,8 +70,11 @@ class Watch : public rocksdb::EventListener {
   void AwaitCompaction(std::chrono::milliseconds atMost);
 
   std::atomic<uint64_t> last_flush_micros{0}, flushes{0};
+  std::atomic<rocksdb::DB*> db{nullptr};  // once it is open
 
  private:
+  bool WritesStopped();
+
   std::atomic<int64_t> begun_{0};
   std::atomic<bool> failed_{false};
   std::mutex mu_;
@@ -138,12 +143,43 @@ struct ks_store : keelstate::Counted {
   // created: a family that the flush does not name must not have data (RO1).
   // Taken before batches.
   std::mutex flush_mu;
-  std::atomic<bool> interrupted{false};
+  // The first ends everything that runs for long, for good; the second only what
+  // ks_clip does.
+  std::atomic<bool> interrupted{false}, cancelled{false};
 };
 
 namespace keelstate {
 
 // Live returns the families that exist, held while the caller works.
 std::vector<std::shared_ptr<Family>> Live(ks_store* s);
+
+rocksdb::ColumnFamilyOptions FamilyOptions(const ks_driver& d, const ks_family_options& f,
+                                           const std::shared_ptr<Switches>& switches);
+std::shared_ptr<Switches> NewSwitches(const ks_family_options& f);
+
+// FlushAll names all families: RocksDB then chooses among them when no batch is
+// being written. With a background error RocksDB may say that it has flushed when
+// it did not even wait. The caller holds flush_mu.
+ks_status FlushAll(ks_store* s);
+
+// RocksDB says of a write of the MANIFEST by itself, but not of one for a family,
+// that it failed: what runs beside it may be lost all the same.
+ks_status ManifestFailed(ks_store* s, const rocksdb::Status& st);
+
+// Which files of a level a compaction takes.
+using Wanted = std::function<bool(const rocksdb::SstFileMetaData&)>;
+
+// Compacts the wanted files of a level into a level, all together or, with single
+// set, one by one: RocksDB takes all between two files that it is given. What it
+// writes must not be wanted, or it does not end. It waits for compactions that
+// have such files.
+rocksdb::Status CompactLevel(ks_store* s, const Family& f, int from, int to, bool single, const Wanted& wanted);
+
+// The next level with files; the last level for files of level 0 that are alone;
+// the level itself if it is the lowest with files.
+int LevelBelow(const rocksdb::ColumnFamilyMetaData& meta, int from);
+
+// The highest number of a file of the family.
+uint64_t NewestFile(const Family& f);
 
 }  // namespace keelstate

@@ -231,6 +231,39 @@ void ks_trim_for_test(void) {
 #endif
 }
 
+// What holds the threads of compactions.
+static struct {
+  std::mutex mu;
+  std::condition_variable changed;
+  int inside = 0;
+  bool hold = false;
+} held;
+
+void ks_hold_compactions_for_test(int hold) {
+  std::unique_lock<std::mutex> lock(held.mu);
+  held.hold = hold != 0;
+  held.changed.notify_all();
+  if (!held.hold) {
+    held.changed.wait(lock, [] { return held.inside == 0; });
+    return;
+  }
+  rocksdb::Env* env = rocksdb::Env::Default();
+  const int threads = std::max(env->GetBackgroundThreads(rocksdb::Env::LOW), 1);
+  for (int i = 0; i < threads; i++) {
+    env->Schedule(
+        [](void*) {
+          std::unique_lock<std::mutex> lock(held.mu);
+          held.inside++;
+          held.changed.notify_all();
+          held.changed.wait(lock, [] { return !held.hold; });
+          held.inside--;
+          held.changed.notify_all();
+        },
+        nullptr, rocksdb::Env::LOW);
+  }
+  held.changed.wait(lock, [&] { return held.inside == threads; });
+}
+
 size_t ks_prefix_for_test(uint8_t width, const char* key, size_t len) {
   bool terminated;
   return PrefixLength(key, len, width, &terminated);

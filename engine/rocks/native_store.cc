@@ -34,6 +34,7 @@ ks_status FromRocks(const Status& s) {
     return MakeStatus(lock ? KS_LOCKED : KS_IO, text);
   }
   if (s.IsShutdownInProgress() || s.IsManualCompactionPaused()) return MakeStatus(KS_SHUTDOWN, text);
+  if (s.IsIncomplete()) return MakeStatus(KS_CANCELLED, text);
   if (s.IsColumnFamilyDropped()) return MakeStatus(KS_NO_FAMILY, text);
   if (s.IsInvalidArgument()) return MakeStatus(KS_INVALID, text);
   if (s.IsNotSupported()) return MakeStatus(KS_UNSUPPORTED, text);
@@ -53,13 +54,21 @@ void Watch::OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) {
 }
 
 void Watch::OnBackgroundError(rocksdb::BackgroundErrorReason reason, Status* s) {
-  if (reason == rocksdb::BackgroundErrorReason::kCompaction && s->IsNoSpace()) {
+  if (reason == rocksdb::BackgroundErrorReason::kCompaction && s->IsNoSpace() && !WritesStopped()) {
     // It removes what it has written and is tried again by RocksDB; as an error it
-    // would stop flushes, and one that has just written its files for good.
+    // would stop flushes, and one that has just written its files for good. Where
+    // writes wait for it, though, flushes wait for the writes, for as long as the
+    // disk is full: there it stands (RO9).
     *s = Status::OK();
     return;
   }
   Latch(*s);
+}
+
+bool Watch::WritesStopped() {
+  rocksdb::DB* d = db.load();
+  uint64_t stopped = 0;
+  return d != nullptr && d->GetIntProperty(rocksdb::DB::Properties::kIsWriteStopped, &stopped) && stopped != 0;
 }
 
 void Watch::Latch(const Status& s) {
@@ -133,8 +142,8 @@ static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Wa
   return o;
 }
 
-static rocksdb::ColumnFamilyOptions FamilyOptions(const ks_driver& d, const ks_family_options& f,
-                                                  const std::shared_ptr<Switches>& switches) {
+rocksdb::ColumnFamilyOptions FamilyOptions(const ks_driver& d, const ks_family_options& f,
+                                           const std::shared_ptr<Switches>& switches) {
   rocksdb::ColumnFamilyOptions o;
   o.write_buffer_size = f.buffer_bytes != 0 ? f.buffer_bytes : d.options.family_buffer_bytes;
   o.arena_block_size = std::min<size_t>(o.write_buffer_size / 8, 128 << 10);
@@ -151,7 +160,7 @@ static rocksdb::ColumnFamilyOptions FamilyOptions(const ks_driver& d, const ks_f
   return o;
 }
 
-static std::shared_ptr<Switches> NewSwitches(const ks_family_options& f) {
+std::shared_ptr<Switches> NewSwitches(const ks_family_options& f) {
   auto s = std::make_shared<Switches>();
   s->use.store(f.use);
   s->filter.store(f.filter);
@@ -246,6 +255,26 @@ std::vector<std::shared_ptr<Family>> Live(ks_store* s) {
   return v;
 }
 
+// RocksDB says of a write of the MANIFEST by itself, but not of one for a family,
+// that it failed: what runs beside it may be lost all the same.
+ks_status ManifestFailed(ks_store* s, const Status& st) {
+  if (st.IsIOError()) s->watch->Latch(st);
+  return FromRocks(st);
+}
+
+ks_status FlushAll(ks_store* s) {
+  ks_status failed = s->watch->Error();
+  if (failed.code != KS_OK) return failed;
+  auto live = Live(s);
+  std::vector<rocksdb::ColumnFamilyHandle*> handles;
+  for (auto& f : live) handles.push_back(f->handle);
+  rocksdb::FlushOptions fo;
+  fo.wait = true;
+  fo.allow_write_stall = true;
+  Status st = s->db->Flush(fo, handles);
+  return st.ok() ? s->watch->Error() : FromRocks(st);
+}
+
 static std::vector<std::string> SplitNames(const char* names, size_t n) {
   std::vector<std::string> v;
   for (size_t i = 0; i < n; i++) {
@@ -319,6 +348,7 @@ ks_status ks_open(ks_driver* d, const char* dir, int read_only, const ks_family_
                           : rocksdb::DB::Open(dbo, dir, descriptors, &handles, &db);
     if (!st.ok()) return FromRocks(st);
     s->db.reset(db);
+    s->watch->db.store(db);
     for (size_t i = 0; i < n; i++) {
       auto f = std::make_shared<Family>(db, handles[i], o[i], switches[i]);
       s->families[o[i].id] = f;
@@ -341,13 +371,6 @@ ks_status ks_close(ks_store* s) {
     s->families.clear();
     return FromRocks(s->db->Close());
   });
-}
-
-// RocksDB says of a write of the MANIFEST by itself, but not of one for a family,
-// that it failed: what runs beside it may be lost all the same.
-static ks_status ManifestFailed(ks_store* s, const Status& st) {
-  if (st.IsIOError()) s->watch->Latch(st);
-  return FromRocks(st);
 }
 
 ks_status ks_create_family(ks_store* s, const ks_family_options* o, const char* name, ks_family** out) {
@@ -400,24 +423,12 @@ ks_status ks_write(ks_store* s, const char* batch, size_t len) {
     rocksdb::WriteOptions wo;
     wo.disableWAL = true;
     std::lock_guard<Turns> whole(s->batches);
-    return FromRocks(s->db->Write(wo, &wb));
+    Status written = s->db->Write(wo, &wb);
+    if (written.ok()) return OK();
+    // One that waited for a compaction says only that it did not wait any longer.
+    st = s->watch->Error();
+    return st.code != KS_OK ? st : FromRocks(written);
   });
-}
-
-// FlushAll names all families: RocksDB then chooses among them when no batch is
-// being written. With a background error RocksDB may say that it has flushed when
-// it did not even wait.
-static ks_status FlushAll(ks_store* s) {
-  ks_status failed = s->watch->Error();
-  if (failed.code != KS_OK) return failed;
-  auto live = Live(s);
-  std::vector<rocksdb::ColumnFamilyHandle*> handles;
-  for (auto& f : live) handles.push_back(f->handle);
-  rocksdb::FlushOptions fo;
-  fo.wait = true;
-  fo.allow_write_stall = true;
-  Status st = s->db->Flush(fo, handles);
-  return st.ok() ? s->watch->Error() : FromRocks(st);
 }
 
 // NothingInMemory fails if a family has entries that are not in its files, which
@@ -453,7 +464,10 @@ ks_status ks_checkpoint(ks_store* s, const char* dir) {
     ks_status flushed = FlushAll(s);
     if (flushed.code != KS_OK) return flushed;
     std::lock_guard<Turns> whole(s->batches);
-    // A log size of 0 flushes all families first, whatever the log holds.
+    // The rest too: RocksDB's own flush, which there is a log size of 0 for, would
+    // wait for as long as it would make writes slow, and they wait for it (RO9).
+    flushed = FlushAll(s);
+    if (flushed.code != KS_OK) return flushed;
     st = c->CreateCheckpoint(dir, 0);
     if (!st.ok()) return FromRocks(st);
     ks_status failed = s->watch->Error();

@@ -132,12 +132,18 @@ func (s *Store) DropFamily(id engine.FamilyID) error {
 	}
 	next := fs.without(id)
 	s.families.Store(&next)
+	s.retire(f)
+	return nil
+}
+
+// retire keeps a family that is not among the families any more for those who
+// still read it. The caller is inside the store's gate.
+func (s *Store) retire(f *family) {
 	s.mu.Lock()
 	f.droppedAt = s.mu.newest
 	s.mu.dropped = append(s.mu.dropped, f)
 	s.mu.Unlock()
 	s.reap()
-	return nil
 }
 
 // reap frees dropped families that nothing can read any more. The caller is

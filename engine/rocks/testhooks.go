@@ -48,3 +48,10 @@ func nativePrefixLen(width int, key []byte) int {
 // trimNative gives memory that the C allocator keeps back to the system, so
 // that the resident set shows what is in use.
 func trimNative() { C.ks_trim_for_test() }
+
+// holdCompactions keeps RocksDB in this process from compacting by itself until
+// release is called.
+func holdCompactions() (release func()) {
+	C.ks_hold_compactions_for_test(1)
+	return func() { C.ks_hold_compactions_for_test(0) }
+}

@@ -84,6 +84,9 @@ var ways = map[string]func(*run){
 
 	"cluster.links.before-manifest": checkpointing,
 
+	"rocks.clip.family":   restoring,
+	"rocks.absorb.family": restoring,
+
 	"cluster.restore.declared":       restoring,
 	"cluster.restore.begin":          restoring,
 	"cluster.restore.fetched":        restoring,

@@ -86,6 +86,8 @@ func Points() []Point {
 		{"rocks.checkpoint.begin", KindErr, "a checkpoint is about to be made"},
 		{"rocks.checkpoint.files-linked", KindHit, "its files are linked, its marker is not written"},
 		{"rocks.checkpoint.before-rename", KindHit, "it is whole under its temporary name"},
+		{"rocks.clip.family", KindHit, "nothing outside a range is left in a family that another store is to take over"},
+		{"rocks.absorb.family", KindHit, "a family has been made anew of the files of several stores"},
 
 		{"cluster.identity.before-save", KindHit, "the IDENTITY file is about to be replaced"},
 		{"cluster.identity.before-copy", KindHit, "it is durable, its second copy is the old one"},
