@@ -214,8 +214,9 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 	c.budget.called()
 	var last, why *Error         // why is the newest that says more than that time ran out
 	outcome := OutcomeNotApplied // of all attempts so far
-	again := false               // the last attempt calls for another
+	again := false               // an attempt of the round calls for another
 	for round := 0; ; round++ {
+		again = false
 		for _, address := range c.candidates() {
 			n, err := c.node(address)
 			if err != nil {
@@ -234,6 +235,9 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 			last.Outcome = outcome
 			if !errors.Is(last, ErrDeadline) {
 				why = last
+			}
+			if last.Code == codeIdentity && ctx.Err() == nil {
+				continue // the address is another cluster's by now; others may still be ours
 			}
 			// f is idempotent, so an unknown outcome is no obstacle.
 			// The server may say that the attempt's time is over just before our

@@ -31,4 +31,6 @@
 //	     session if it may have been applied.
 //	KC5  Every queue is bounded in count or bytes; a full one makes callers
 //	     wait, never the network's goroutines.
+//	KC6  A client belongs to the first cluster that it learns of, and names it in
+//	     every call: one that takes its place at the same addresses refuses it.
 package keel

@@ -32,6 +32,7 @@ type write struct {
 	flying   bool // an attempt of the lane's generation is unanswered
 	maybe    bool // some attempt may have been applied
 	internal int  // answers of ErrInternal
+	foreign  foreign
 	// The newest attempt, and the pipe that it is on.
 	exchange *writeX
 	pipe     *writePipe
@@ -253,6 +254,8 @@ func (l *lane) answer(w *write, attempt uint64, node string, res *keelstatepb.Wr
 		l.finalLocked(w, res, e)
 	case e.Code == base.ErrInternal.Reason && err == nil && w.internal+1 >= maxInternal:
 		l.resolveLocked(w, nil, e)
+	case w.foreign.everywhere(c, l.shard, node, e):
+		l.resolveLocked(w, nil, l.outcomeOf(w, e))
 	default:
 		l.retryLocked(w, node, e, err, current)
 	}
@@ -492,10 +495,13 @@ func final(e *Error, transport error) bool {
 	switch e.Code {
 	case base.ErrPrecondition.Reason, base.ErrInvalid.Reason, base.ErrTooLarge.Reason, base.ErrUndeclared.Reason,
 		base.ErrWrongKind.Reason, base.ErrOutOfRange.Reason, base.ErrConflict.Reason, base.ErrNotFound.Reason,
-		base.ErrUnsupported.Reason, base.ErrIncarnation.Reason, base.ErrSessionForgot.Reason, base.ErrIdentity.Reason:
+		base.ErrUnsupported.Reason, base.ErrIncarnation.Reason, base.ErrSessionForgot.Reason:
 		return true
 	}
 	return false
 }
 
-var codeSessionEnded = base.ErrSessionEnded.Reason
+var (
+	codeSessionEnded = base.ErrSessionEnded.Reason
+	codeIdentity     = base.ErrIdentity.Reason
+)

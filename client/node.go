@@ -3,6 +3,7 @@ package keel
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,11 +12,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
+	"github.com/keelstate/keelstate/internal/base"
 )
 
 type (
@@ -62,7 +65,7 @@ func (c *Client) node(address string) (*node, error) {
 	if !c.opts.credentials {
 		dial = append(dial, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	}
-	dial = append(dial, grpc.WithChainUnaryInterceptor(markUnsent))
+	dial = append(dial, grpc.WithChainUnaryInterceptor(markUnsent, c.nameCluster), grpc.WithChainStreamInterceptor(c.nameClusterOnStream))
 	conn, err := grpc.NewClient("passthrough:///"+address, append(dial, c.opts.dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w: %w", address, ErrUnavailable, err)
@@ -138,6 +141,39 @@ func markUnsent(ctx context.Context, method string, req, reply any, conn *grpc.C
 		return &unsentError{own: newError(ErrDeadline, OutcomeNotApplied, st.Message()), status: st}
 	}
 	return err
+}
+
+// nameCluster says with each call which cluster the client belongs to, once it
+// knows: one that has taken its place at the same addresses may number shards and
+// sessions alike, and refuses the call (KC6).
+func (c *Client) nameCluster(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return invoke(c.withCluster(ctx), method, req, reply, conn, opts...)
+}
+
+func (c *Client) nameClusterOnStream(ctx context.Context, d *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return open(c.withCluster(ctx), d, conn, method, opts...)
+}
+
+func (c *Client) withCluster(ctx context.Context) context.Context {
+	if t := c.topo.Load(); t != nil && t.cluster != "" {
+		return metadata.AppendToOutgoingContext(ctx, base.ClusterHeader, t.cluster)
+	}
+	return ctx
+}
+
+// foreign are the nodes at whose addresses one request has met another cluster.
+type foreign []string
+
+// everywhere takes in an answer of a node. It says that another cluster was met at
+// every replica of the shard: then asking again is of no use.
+func (f *foreign) everywhere(c *Client, shard uint64, node string, e *Error) bool {
+	if e.Code != codeIdentity {
+		return false
+	}
+	if !slices.Contains(*f, node) {
+		*f = append(*f, node)
+	}
+	return !slices.ContainsFunc(c.topo.Load().replicas[shard], func(r string) bool { return !slices.Contains(*f, r) })
 }
 
 // unsentError is an Error that gRPC still takes for its own.

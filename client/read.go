@@ -43,6 +43,7 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 		e.Shard = shard
 		return nil, e
 	}
+	var others foreign
 	for n := 0; ; n++ {
 		res, node, e := c.queryOnce(ctx, shard, queries, size)
 		if e == nil {
@@ -52,7 +53,11 @@ func (c *Client) query(ctx context.Context, shard uint64, queries []*keelstatepb
 		e.Shard, e.Outcome = shard, OutcomeNotApplied
 		// A stream ends for all its reads, whoever's request it was that broke it:
 		// try again before this one is held to be the one.
-		if ctx.Err() != nil || !readAgain(e) && !(e.stream && n < maxBroken) {
+		again := readAgain(e) || e.stream && n < maxBroken
+		if e.Code == codeIdentity {
+			again = !others.everywhere(c, shard, node, e)
+		}
+		if ctx.Err() != nil || !again {
 			c.noteIncarnation(e)
 			return nil, e
 		}

@@ -45,6 +45,7 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 		limit := req.Limit
 		last := false // a page without a cursor came: nothing follows it
 		begun := false
+		var others foreign
 		for n := 0; ; n++ {
 			node, more, e := c.scanOnce(ctx, req, begun, func(p *keelstatepb.ScanPage) bool {
 				n, begun = 0, true
@@ -68,7 +69,8 @@ func (c *Client) scanShard(ctx context.Context, req *keelstatepb.ScanRequest) it
 				return
 			}
 			e.Shard, e.Outcome = req.Shard, OutcomeNotApplied
-			if ctx.Err() != nil || !readAgain(e) {
+			again := readAgain(e) || e.Code == codeIdentity && !others.everywhere(c, req.Shard, node, e)
+			if ctx.Err() != nil || !again {
 				c.noteIncarnation(e)
 				yield(nil, e)
 				return

@@ -191,6 +191,7 @@ func (c *Client) beginBare(ctx context.Context, p *part) {
 }
 
 func (c *Client) bare(ctx context.Context, p *part) (*keelstatepb.WriteResult, *Error) {
+	var others foreign
 	for n := 0; ; n++ {
 		res, node, e := c.bareOnce(ctx, p)
 		if e == nil {
@@ -198,6 +199,9 @@ func (c *Client) bare(ctx context.Context, p *part) (*keelstatepb.WriteResult, *
 			return res, nil
 		}
 		e.Shard = p.shard
+		if e.Code == codeIdentity && !others.everywhere(c, p.shard, node, e) {
+			e.Retryable = true
+		}
 		if e.Outcome != OutcomeNotApplied || !e.Retryable {
 			c.noteIncarnation(e)
 			return nil, e
@@ -269,7 +273,7 @@ func (c *Client) bareOnce(ctx context.Context, p *part) (*keelstatepb.WriteResul
 func streamError(err error, sent bool) *Error {
 	e := fromStatus(err)
 	e.Outcome = OutcomeNotApplied
-	if sent {
+	if sent && e.Code != codeIdentity { // another cluster's node refuses the stream before it reads from it
 		e.Outcome = OutcomeUnknown
 	}
 	return e

@@ -12,6 +12,8 @@ import (
 
 // Backend is what the server needs of a node. Wrap a *cluster.Node with Node.
 type Backend interface {
+	// ClusterID is empty before the node belongs to a cluster.
+	ClusterID() base.ClusterID
 	// Submit queues a write. Requests of one caller are proposed in the order of
 	// the calls. done is called exactly once, maybe before Submit returns, and
 	// must not block. Key groups are left for the backend to compute. The
@@ -92,6 +94,9 @@ type Scan interface {
 func Node(n *cluster.Node) Backend { return node{n} }
 
 type node struct{ *cluster.Node }
+
+// ClusterID implements Backend.
+func (n node) ClusterID() base.ClusterID { return n.Identity().Cluster }
 
 // OpenScan implements Backend; only the type of the result differs.
 func (n node) OpenScan(ctx context.Context, req *cluster.ScanRequest) (Scan, error) {

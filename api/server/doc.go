@@ -28,4 +28,6 @@
 //	     can bring back.
 //	SV6  A panic while serving a request answers base.ErrInternal (outcome
 //	     unknown) to that request and ends nothing else.
+//	SV7  A client that names another cluster than the node's (base.ClusterHeader)
+//	     gets nothing but base.ErrIdentity: no request of it is looked at.
 package server

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
 	"github.com/keelstate/keelstate/api/apierr"
@@ -35,7 +36,9 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	start := time.Now()
 	method := methodLabel(info.FullMethod)
 	err = s.guard(method, func() (err error) {
-		reply, err = handler(ctx, req)
+		if err = s.sameCluster(ctx); err == nil {
+			reply, err = handler(ctx, req)
+		}
 		return err
 	})
 	s.metrics.seconds.WithLabelValues(method).Observe(time.Since(start).Seconds())
@@ -59,8 +62,13 @@ func (s *Server) interceptStream(srv any, stream grpc.ServerStream, info *grpc.S
 	open := s.metrics.open.WithLabelValues(method)
 	open.Inc()
 	defer open.Dec()
-	err := s.guard(method, func() error { return handler(srv, stream) })
 	ctx := stream.Context()
+	err := s.guard(method, func() error {
+		if err := s.sameCluster(ctx); err != nil {
+			return err
+		}
+		return handler(srv, stream)
+	})
 	s.logRequest(ctx, method, start, err)
 	if err == nil {
 		s.metrics.streams.WithLabelValues(method, reasonOK).Inc()
@@ -69,6 +77,23 @@ func (s *Server) interceptStream(srv any, stream grpc.ServerStream, info *grpc.S
 	d := s.detail(ctx, err)
 	s.metrics.streams.WithLabelValues(method, reasonOf(apierr.FromDetail(d))).Inc()
 	return apierr.StatusOfDetail(d).Err()
+}
+
+// sameCluster refuses a client that belongs to another cluster, before anything of
+// its request is looked at (SV7): two clusters of one incarnation number their
+// sessions, shards and epochs alike, above all two that were restored from one
+// checkpoint.
+func (s *Server) sameCluster(ctx context.Context) error {
+	named := metadata.ValueFromIncomingContext(ctx, base.ClusterHeader)
+	if len(named) == 0 {
+		return nil // a client that does not know yet
+	}
+	own := s.backend.ClusterID()
+	if own == "" || named[0] == string(own) {
+		return nil
+	}
+	return &base.Error{Cause: base.ErrIdentity, Field: "cluster", Ordinal: -1,
+		Hint: fmt.Sprintf("the client belongs to cluster %.64q, this node to %s; begin again with a new client", named[0], own)}
 }
 
 // untilDrained ends the streams of other services (health watches) at a drain:

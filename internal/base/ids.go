@@ -10,6 +10,11 @@ type NodeID string
 // digits. Empty means that the node does not belong to a cluster yet.
 type ClusterID string
 
+// ClusterHeader is the gRPC metadata in which a client names the cluster that it
+// belongs to, once it knows: another cluster, that has taken its addresses, refuses
+// everything.
+const ClusterHeader = "keelstate-cluster"
+
 // DiskID is the random identity of a node's data directory, as 32 hexadecimal
 // digits, written once when the directory is first used.
 type DiskID string
