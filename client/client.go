@@ -242,7 +242,7 @@ func (c *Client) Call(ctx context.Context, f func(context.Context, grpc.ClientCo
 			// f is idempotent, so an unknown outcome is no obstacle.
 			// The server may say that the attempt's time is over just before our
 			// own clock does.
-			again = timedOut || last.Retryable || last.Code == codeOutcomeUnknown || errors.Is(last, ErrDeadline)
+			again = timedOut || last.Retryable && last.Code != codeCheckpoint || last.Code == codeOutcomeUnknown || errors.Is(last, ErrDeadline)
 			if ctx.Err() != nil || !again {
 				break
 			}

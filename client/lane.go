@@ -504,4 +504,6 @@ func final(e *Error, transport error) bool {
 var (
 	codeSessionEnded = base.ErrSessionEnded.Reason
 	codeIdentity     = base.ErrIdentity.Reason
+	// A checkpoint that has failed stays failed: whoever asks wants to know.
+	codeCheckpoint = base.ErrCheckpoint.Reason
 )

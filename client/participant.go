@@ -219,7 +219,7 @@ func (p *Participant) poll(ctx context.Context, f func(context.Context, keelstat
 				err = deadlineError(ctx.Err(), OutcomeUnknown)
 			}
 			return err
-		case err != nil && !errors.Is(err, ErrDeadline) && !asError(err).Retryable:
+		case errors.Is(err, ErrCheckpoint), err != nil && !errors.Is(err, ErrDeadline) && !asError(err).Retryable:
 			return err
 		}
 	}
