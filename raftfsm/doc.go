@@ -34,4 +34,5 @@
 //	RF11 What a rollback leaves is a function of its entry, of the state before it
 //	     and of the checkpoint's files; a crash at any point of it leads to the
 //	     same state.
+//	RF12 Replay ends with the shard that the log had there, or with an error.
 package raftfsm

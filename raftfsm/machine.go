@@ -279,7 +279,7 @@ func (m *Machine) commit() error {
 // publish shows readers the machine's present state, which is that of ref.
 func (m *Machine) publish(ref *storeRef) {
 	h := &Header{
-		Sessions: len(m.sessions.byID), Undropped: m.undropped, decls: m.decls, ref: ref,
+		Sessions: len(m.sessions.byID), Undropped: m.undropped, Dropped: len(m.dropped), decls: m.decls, ref: ref,
 		configurationIndex: m.confIdx, configuration: m.conf,
 	}
 	h.setCore(m.core)

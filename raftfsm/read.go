@@ -38,6 +38,8 @@ type Header struct {
 	// Undropped is the number of dropped states whose family still takes space:
 	// they go with the first entry that is applied after the drop is durable.
 	Undropped int
+	// Dropped is the number of states that were ever dropped.
+	Dropped int
 
 	core               core
 	decls              declarations

@@ -100,12 +100,12 @@ const (
 // DecodeCheckpoint parses and checks `_metadata`. Damage is base.ErrCorrupt, a
 // version of a newer build base.ErrFormatVersion.
 func DecodeCheckpoint(raw []byte) (*Checkpoint, error) {
-	c := &Checkpoint{Savepoint: len(raw) > len(checkpointMagic) && raw[len(checkpointMagic)] == savepointVersion}
-	version, wantFlags := c.version()
-	body, err := unseal("checkpoint", raw, checkpointMagic, version)
+	version, body, err := unseal("checkpoint", raw, checkpointMagic, savepointVersion)
 	if err != nil {
 		return nil, err
 	}
+	c := &Checkpoint{Savepoint: version == savepointVersion}
+	_, wantFlags := c.version()
 	if len(raw) > MaxCheckpointBytes {
 		return nil, fmt.Errorf("decoding checkpoint: %d bytes: %w", len(raw), base.ErrCorrupt)
 	}

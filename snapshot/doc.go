@@ -35,4 +35,8 @@
 //	     [0, M); equal checkpoints have equal bytes.
 //	SN10 A checkpoint is verified only if every object was looked at and is as it
 //	     must be; every one that is not is named.
+//	SN11 A segment is decoded only if magic, version and checksum are right, every
+//	     length is within its bound, and it has every entry that its head claims.
+//	SN12 The segments of a manifest have every entry from behind its files up to its
+//	     index, none twice; without segments a manifest is of version 1.
 package snapshot

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"strings"
@@ -10,8 +11,9 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 )
 
-// Dump prints a manifest or a `_metadata`, whichever the bytes are, as text. It
-// fails as Decode and DecodeCheckpoint do, and prints nothing then.
+// Dump prints a manifest, a changelog segment or a `_metadata`, whichever the bytes
+// are, as text. It fails as Decode, DecodeSegment and DecodeCheckpoint do, and
+// prints nothing then.
 func Dump(w io.Writer, raw []byte) error {
 	b := bufio.NewWriter(w)
 	switch {
@@ -21,6 +23,12 @@ func Dump(w io.Writer, raw []byte) error {
 			return err
 		}
 		dumpManifest(b, m)
+	case strings.HasPrefix(string(raw), segmentMagic):
+		s, err := DecodeSegment(raw)
+		if err != nil {
+			return err
+		}
+		dumpSegment(b, s)
 	case strings.HasPrefix(string(raw), checkpointMagic):
 		c, err := DecodeCheckpoint(raw)
 		if err != nil {
@@ -28,7 +36,7 @@ func Dump(w io.Writer, raw []byte) error {
 		}
 		dumpCheckpoint(b, c)
 	default:
-		return fmt.Errorf("dumping: neither a manifest nor a checkpoint's _metadata: %w", base.ErrCorrupt)
+		return fmt.Errorf("dumping: neither a manifest nor a changelog segment nor a checkpoint's _metadata: %w", base.ErrCorrupt)
 	}
 	return b.Flush()
 }
@@ -41,11 +49,11 @@ func stamp(ms uint64) string {
 }
 
 func dumpManifest(w io.Writer, m *Manifest) {
-	fmt.Fprintf(w, "shard manifest, version %d\n", manifestVersion)
+	fmt.Fprintf(w, "shard manifest, version %d\n", m.version())
 	fmt.Fprintf(w, "group %s birth %016x epoch %d incarnation %d\n", m.Group, uint64(m.Birth), m.Epoch, m.Incarnation)
 	fmt.Fprintf(w, "range %s of %d, engine %q\n", m.Range, m.M, m.Engine)
 	fmt.Fprintf(w, "index %d term %d sequence %d clock %s\n", m.Index, m.Term, m.Sequence, stamp(m.ClockMs))
-	fmt.Fprintf(w, "%d files, %d bytes\n", len(m.Files), m.Bytes())
+	fmt.Fprintf(w, "%d files, %d bytes\n", len(m.Files), m.Bytes()-m.Changelog.Bytes())
 	for i := range m.Files {
 		f := &m.Files[i]
 		fmt.Fprintf(w, "file %q size %d sha256 %x", f.Name, f.Size, f.SHA256)
@@ -53,6 +61,30 @@ func dumpManifest(w io.Writer, m *Manifest) {
 			fmt.Fprintf(w, " object %q offset %d length %d", f.Object, f.Offset, f.Length)
 		}
 		fmt.Fprintln(w)
+	}
+	c := m.Changelog
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(w, "files of index %d term %d sequence %d clock %s\n", c.Base.Index, c.Base.Term, c.Base.Sequence, stamp(c.Base.ClockMs))
+	fmt.Fprintf(w, "%d changelog segments, %d bytes, digest %x\n", len(c.Segments), c.Bytes(), c.Digest)
+	for i := range c.Segments {
+		s := &c.Segments[i]
+		fmt.Fprintf(w, "segment %d to %d size %d sha256 %x object %q\n", s.First, s.Last, s.Size, s.SHA256, s.Object)
+	}
+}
+
+func dumpSegment(w io.Writer, s *Segment) {
+	fmt.Fprintf(w, "changelog segment, version %d\n", segmentVersion)
+	fmt.Fprintf(w, "group %s birth %016x incarnation %d\n", s.Group, uint64(s.Birth), s.Incarnation)
+	fmt.Fprintf(w, "%d entries, %d to %d\n", len(s.Entries), s.First, s.Last())
+	for i := range s.Entries {
+		e := &s.Entries[i]
+		if e.Command == nil {
+			fmt.Fprintf(w, "entry %d term %d empty\n", s.First+uint64(i), e.Term)
+			continue
+		}
+		fmt.Fprintf(w, "entry %d term %d command of %d bytes, sha256 %x\n", s.First+uint64(i), e.Term, len(e.Command), sha256.Sum256(e.Command))
 	}
 }
 

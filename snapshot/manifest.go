@@ -30,6 +30,9 @@ type Manifest struct {
 	ClockMs     uint64
 	// Files are in the order of their names.
 	Files []File
+	// Changelog, if there is one, leads from the files, which are of an earlier
+	// moment then, to Index, Term, Sequence and ClockMs.
+	Changelog *Changelog
 }
 
 // File is one file of a snapshot.
@@ -57,7 +60,10 @@ const (
 const (
 	manifestMagic   = "KSSM"
 	manifestVersion = 1
-	sumLen          = sha256.Size
+	// changelogVersion is that of a manifest with a changelog, and of no other:
+	// whoever knows only version 1 would take the files for the whole.
+	changelogVersion = 2
+	sumLen           = sha256.Size
 )
 
 // Encode returns the bytes of the manifest. It sorts Files.
@@ -66,7 +72,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
 		return nil, fmt.Errorf("encoding manifest of %s: %w", m.Group, err)
 	}
-	b := append([]byte(manifestMagic), manifestVersion)
+	b := append([]byte(manifestMagic), m.version())
 	for _, v := range []uint64{uint64(m.Group), uint64(m.Birth), uint64(m.Incarnation), uint64(m.Epoch),
 		uint64(m.Range.Lo), uint64(m.Range.Hi), uint64(m.M), m.Index, m.Term, m.Sequence, m.ClockMs} {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -82,8 +88,19 @@ func (m *Manifest) Encode() ([]byte, error) {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.Offset))
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.Length))
 	}
+	if m.Changelog != nil {
+		b = appendChangelog(b, m.Changelog)
+	}
 	sum := sha256.Sum256(b)
 	return append(b, sum[:]...), nil
+}
+
+// version is that of the format in which the manifest is written.
+func (m *Manifest) version() byte {
+	if m.Changelog != nil {
+		return changelogVersion
+	}
+	return manifestVersion
 }
 
 func appendText(b []byte, s string) []byte {
@@ -93,7 +110,7 @@ func appendText(b []byte, s string) []byte {
 // Decode parses and checks a manifest. Damage is base.ErrCorrupt, a version of a
 // newer build base.ErrFormatVersion.
 func Decode(raw []byte) (*Manifest, error) {
-	body, err := unseal("manifest", raw, manifestMagic, manifestVersion)
+	version, body, err := unseal("manifest", raw, manifestMagic, changelogVersion)
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +136,11 @@ func Decode(raw []byte) (*Manifest, error) {
 		copy(f.SHA256[:], d.take(sha256.Size))
 		f.Object, f.Offset, f.Length = d.text(), int64(d.u64()), int64(d.u64())
 	}
+	if version == changelogVersion {
+		if m.Changelog, err = d.changelog(); err != nil {
+			return nil, err
+		}
+	}
 	if d.bad || len(d.b) != 0 {
 		return nil, fmt.Errorf("decoding manifest: lengths do not add up: %w", base.ErrCorrupt)
 	}
@@ -128,23 +150,23 @@ func Decode(raw []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// unseal looks at magic, version and checksum, in this order, and returns what
-// is between them.
-func unseal(what string, raw []byte, magic string, version byte) ([]byte, error) {
+// unseal looks at magic, version and checksum, in this order, and returns the
+// version, which is 1 to newest, and what is between them.
+func unseal(what string, raw []byte, magic string, newest byte) (version byte, body []byte, err error) {
 	if len(raw) < len(magic)+1 || string(raw[:len(magic)]) != magic {
-		return nil, fmt.Errorf("decoding %s: no magic: %w", what, base.ErrCorrupt)
+		return 0, nil, fmt.Errorf("decoding %s: no magic: %w", what, base.ErrCorrupt)
 	}
-	if v := raw[len(magic)]; v != version {
-		return nil, fmt.Errorf("decoding %s: version %d: %w", what, v, base.ErrFormatVersion)
+	if version = raw[len(magic)]; version == 0 || version > newest {
+		return 0, nil, fmt.Errorf("decoding %s: version %d: %w", what, version, base.ErrFormatVersion)
 	}
 	if len(raw) < len(magic)+1+sumLen {
-		return nil, fmt.Errorf("decoding %s: %d bytes: %w", what, len(raw), base.ErrCorrupt)
+		return 0, nil, fmt.Errorf("decoding %s: %d bytes: %w", what, len(raw), base.ErrCorrupt)
 	}
-	body := raw[:len(raw)-sumLen]
+	body = raw[:len(raw)-sumLen]
 	if sum := sha256.Sum256(body); string(sum[:]) != string(raw[len(body):]) {
-		return nil, fmt.Errorf("decoding %s: checksum mismatch: %w", what, base.ErrCorrupt)
+		return 0, nil, fmt.Errorf("decoding %s: checksum mismatch: %w", what, base.ErrCorrupt)
 	}
-	return body[len(magic)+1:], nil
+	return version, body[len(magic)+1:], nil
 }
 
 // CheckPlaces says why the files cannot be read from an object store: each that
@@ -154,6 +176,14 @@ func (m *Manifest) CheckPlaces() error {
 	for i := range m.Files {
 		if f := &m.Files[i]; !f.placed() {
 			return fmt.Errorf("file %s of %s has no place in an object store for its %d bytes: %w", f.Name, m.Group, f.Size, base.ErrCorrupt)
+		}
+	}
+	if m.Changelog == nil {
+		return nil
+	}
+	for i := range m.Changelog.Segments {
+		if s := &m.Changelog.Segments[i]; !s.placed() {
+			return fmt.Errorf("changelog segment %s of %s has no place in an object store: %w", s.FileName(), m.Group, base.ErrCorrupt)
 		}
 	}
 	return nil
@@ -196,7 +226,7 @@ func (m *Manifest) validate() error {
 			return base.Invalid("files", fmt.Sprintf("%q has an impossible size or place", f.Name))
 		}
 	}
-	return nil
+	return m.validateChangelog()
 }
 
 // checkName refuses what could leave the directory or clash with our own files.
@@ -209,9 +239,9 @@ func checkName(name string) error {
 	return nil
 }
 
-// Bytes is the size of all files together.
+// Bytes is the size of all files and segments together.
 func (m *Manifest) Bytes() int64 {
-	var n int64
+	n := m.Changelog.Bytes()
 	for i := range m.Files {
 		n += m.Files[i].Size
 	}

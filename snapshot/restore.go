@@ -83,6 +83,14 @@ func (c *Checkpoint) ReadManifest(ctx context.Context, store objectstore.Store, 
 		}
 		f.Object = key
 	}
+	if m.Changelog != nil {
+		for i := range m.Changelog.Segments {
+			g := &m.Changelog.Segments[i]
+			if g.Object, _, ok = c.resolve(g.Object); !ok {
+				return fail(fmt.Errorf("changelog segment %s lies in %.200q, which is no object of cluster %s: %w", g.FileName(), g.Object, c.ClusterID, base.ErrCorrupt))
+			}
+		}
+	}
 	return m, nil
 }
 

@@ -37,6 +37,8 @@ type wantedObject struct {
 	ours  bool
 	shard base.GroupID
 	parts []wantedPart
+	// segment says what is wrong with the bytes if they are to be a segment.
+	segment func(raw []byte) error
 }
 
 type wantedPart struct {
@@ -271,16 +273,35 @@ func (v *verifier) want(c *Checkpoint, m *Manifest) {
 		if f.Object == "" {
 			continue
 		}
-		w := v.wanted[f.Object]
-		if w == nil {
-			w = &wantedObject{key: f.Object, shard: m.Group}
-			if key, sum, ours := c.resolve(f.Object); ours {
-				w.key, w.sum, w.ours = key, sum, true
-			}
-			v.wanted[f.Object] = w
-		}
+		w := v.wantObject(c, m, f.Object)
 		w.parts = append(w.parts, wantedPart{Part{f.SHA256, f.Offset, f.Length}, f.Name})
 	}
+	if m.Changelog == nil {
+		return
+	}
+	v.out.Segments += len(m.Changelog.Segments)
+	for i := range m.Changelog.Segments {
+		s := &m.Changelog.Segments[i]
+		w := v.wantObject(c, m, s.Object)
+		w.parts = append(w.parts, wantedPart{Part{s.SHA256, 0, s.Size}, s.FileName()})
+		w.segment = func(raw []byte) error {
+			_, err := m.OpenSegment(s, raw)
+			return err
+		}
+	}
+}
+
+// wantObject returns what is wanted of an object that a manifest names.
+func (v *verifier) wantObject(c *Checkpoint, m *Manifest, name string) *wantedObject {
+	w := v.wanted[name]
+	if w == nil {
+		w = &wantedObject{key: name, shard: m.Group}
+		if key, sum, ours := c.resolve(name); ours {
+			w.key, w.sum, w.ours = key, sum, true
+		}
+		v.wanted[name] = w
+	}
+	return w
 }
 
 // object looks at an object that holds files.
@@ -296,13 +317,25 @@ func (v *verifier) object(ctx context.Context, w *wantedObject) (verdict, error)
 		return d, nil
 	}
 	whole, parts := sha256.New(), &partHashes{todo: w.parts}
-	d, err = v.stream(ctx, w.key, d, io.MultiWriter(whole, parts))
+	to := []io.Writer{whole, parts}
+	raw := &memory{}
+	if w.segment != nil { // it has no more than MaxSegmentBytes: its size was compared
+		to = append(to, raw)
+	}
+	d, err = v.stream(ctx, w.key, d, io.MultiWriter(to...))
 	switch {
 	case err != nil || d.fault != "":
 	case [sha256.Size]byte(whole.Sum(nil)) != w.sum:
 		d.fault, d.why = FaultDamaged, "its SHA-256 is not the one of its name"
 	case parts.wrong != "":
 		d.fault, d.why = FaultDamaged, fmt.Sprintf("where file %s should be is another content", parts.wrong)
+	case w.segment != nil:
+		if err := w.segment(raw.b); err != nil {
+			if errors.Is(err, base.ErrFormatVersion) {
+				return d, err
+			}
+			d.fault, d.why = FaultForeign, err.Error()
+		}
 	}
 	return d, err
 }

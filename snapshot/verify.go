@@ -58,7 +58,8 @@ type Verification struct {
 	// Bytes is their size, ReadBytes how much of it was read.
 	Objects          int
 	Bytes, ReadBytes int64
-	Files, Requests  int
+	// Files is how many files the manifests have, Segments how many segments.
+	Files, Segments, Requests int
 	// Bad is in the order of the keys.
 	Bad []BadObject
 }
