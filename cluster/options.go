@@ -38,6 +38,9 @@ type Options struct {
 	// there is none, and checkpoints are refused.
 	Objects    objectstore.Store
 	ObjectsURI string
+	// RebuildFromStore makes replicas that take a leader's snapshot read from Objects
+	// what that has of its files, and only the rest from the leader.
+	RebuildFromStore bool
 	// Network carries node-to-node traffic. Default transport.TCP{}.
 	Network transport.Network
 	// Gossip says who is alive and where; a hint. Nil: none.

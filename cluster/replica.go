@@ -487,7 +487,7 @@ func (r *replica) prepareSnapshot(ctx context.Context, m transport.SnapshotMeta,
 	}
 	start := time.Now()
 	src := peerFiles{t: r.node.transport, node: from, group: r.id, sum: manifestSum(raw)}
-	err = snapshot.Fetch(ctx, src, manifest, r.snaps.incomingDir(raw), snapshot.FetchOptions{Parallel: 2, ReuseDirs: reuse, Hashes: r.snaps.hashes})
+	err = r.fetchFiles(ctx, manifest, src, r.snaps.incomingDir(raw), snapshot.FetchOptions{Parallel: 2, ReuseDirs: reuse, Hashes: r.snaps.hashes})
 	if err != nil {
 		r.metrics.snapshot("failed")
 		return fmt.Errorf("fetching snapshot of %s from %s: %w", r.id, from, err)

@@ -174,7 +174,7 @@ func (p *process) startNode() error {
 		o.Gossip = p.gossip
 	}
 	if p.objects != nil {
-		o.Objects, o.ObjectsURI = p.objects, c.objects.uri
+		o.Objects, o.ObjectsURI, o.RebuildFromStore = p.objects, c.objects.uri, c.objects.rebuildFromStore
 	}
 	if o.ScrubInterval = c.scrubInterval; c.scrubInterval == 0 {
 		o.ScrubInterval = -1

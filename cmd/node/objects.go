@@ -22,6 +22,8 @@ type objects struct {
 	uri string // as configured; empty: nowhere
 	dir string // of a file store
 	s3  s3.Options
+	// rebuildFromStore: replicas that are rebuilt read from it what it has.
+	rebuildFromStore bool
 }
 
 func objectStoreSettings() []setting {
@@ -37,7 +39,16 @@ func objectStoreSettings() []setting {
 			}
 			return nil
 		}},
+		{name: "rebuild-from", def: "peer", usage: "where a replica that is rebuilt gets the files of its shard: peer (its leader), or store: the object store as far as it has the leader's files, which it has where the leader uploads the shard", set: setRebuildFrom},
 	}
+}
+
+func setRebuildFrom(c *config, v string) error {
+	if v != "peer" && v != "store" {
+		return fmt.Errorf("%q is not peer or store", v)
+	}
+	c.objects.rebuildFromStore = v == "store"
+	return nil
 }
 
 // storeURI parses the name of a store. What may hold a secret is not repeated.

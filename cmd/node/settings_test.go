@@ -116,6 +116,7 @@ func TestBadConfiguration(t *testing.T) {
 		{name: "prefix", args: append(ok, "--object-store", "s3://bucket/../x"), want: []string{"--object-store", "prefix", "dot"}},
 		{name: "store in the data", args: append(ok, "--object-store", "file://"+ok[3]+"/objects"), want: []string{"object-store", "data-dir"}},
 		{name: "data in the store", args: append(ok, "--object-store", "file://"+filepath.Dir(ok[3])), want: []string{"object-store", "data-dir"}},
+		{name: "rebuilt from elsewhere", args: append(ok, "--rebuild-from", "disk"), want: []string{"--rebuild-from", "peer or store"}},
 		{name: "endpoint without a store", args: append(ok, "--object-store-endpoint", "http://h:1"), want: []string{"object-store-endpoint", "--object-store s3://"}},
 		{name: "anonymous without a store", args: append(ok, "--object-store-anonymous"), want: []string{"object-store-anonymous"}},
 		{name: "region of a file store", environ: []string{"KEELSTATE_OBJECT_STORE_REGION=r"}, args: append(ok, "--object-store", "file:///objects"), want: []string{"object-store-region", "KEELSTATE_OBJECT_STORE_REGION"}},

@@ -1,0 +1,113 @@
+package cluster_test
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/internal/testcluster"
+	"github.com/keelstate/keelstate/objectstore/fault"
+)
+
+// A replica that is rebuilt takes the leader's files from the object store where that
+// has them and the node is told so, from the leader where the store does not do, and
+// from the store where the leader's do not.
+func TestRebuiltReplicaReadsFromTheStoreOrTheLeader(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fromStore, storeFails, leaderFails bool
+		reads                              bool // of the object store
+	}{
+		"store":                              {fromStore: true, reads: true},
+		"store, which fails":                 {fromStore: true, storeFails: true, reads: true},
+		"leader":                             {},
+		"leader, one of whose files is gone": {leaderFails: true, reads: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newCheckpointKit(t, testcluster.Options{Engine: "rocks", Shards: 1, Configure: func(i int, o *cluster.Options) {
+				smallLog(i, o)
+				o.RebuildFromStore = c.fromStore
+			}})
+			fill(k.kit, 200)
+			victim := k.readyToRebuild()
+			var reads atomic.Int64
+			k.faults(func(op fault.Op, key string) fault.Fault {
+				if op != fault.OpGet {
+					return fault.Fault{}
+				}
+				reads.Add(1)
+				if c.storeFails {
+					return fault.Fault{Err: fault.Trouble("not today")}
+				}
+				return fault.Fault{}
+			})
+			k.Stop(victim)
+			remove(t, filepath.Join(k.Dir(victim), "groups"))
+			if c.leaderFails {
+				k.loseSnapshotFile(k.Leader(1))
+			}
+			k.Start(victim)
+			k.Eventually("the replica is rebuilt", func() error {
+				if ok, why := k.Node(victim).Ready(); !ok {
+					return errors.New(why)
+				}
+				return k.votes(victim)
+			})
+			if got := reads.Load() > 0; got != c.reads {
+				t.Errorf("%d reads of the object store", reads.Load())
+			}
+			k.checkHashes()
+			if got := k.sum("s"); got != 200 {
+				t.Errorf("sum %d, want 200", got)
+			}
+		})
+	}
+}
+
+// readyToRebuild makes the node that uploads the shard its leader, whose log then
+// begins behind a snapshot of the files that are in the store. It returns a follower.
+func (k *checkpointKit) readyToRebuild() int {
+	k.t.Helper()
+	c := k.mustCreate()
+	uploader := k.index(c.Shards[0].Uploader)
+	k.Eventually("the uploader leads", func() error {
+		if _, err := k.Node(uploader).TransferLeader(k.ctx(), 1, testcluster.ID(uploader)); err != nil {
+			return err
+		}
+		if k.Leader(1) != uploader {
+			return errors.New("another node leads")
+		}
+		return nil
+	})
+	if _, _, err := k.Node(uploader).SnapshotShard(k.ctx(), 1); err != nil {
+		k.t.Fatal(err)
+	}
+	return (uploader + 1) % 3
+}
+
+// loseSnapshotFile removes the largest of the engine's files of the newest snapshot
+// of a node's replica, which is in the store; the live store has it under another name.
+func (k *checkpointKit) loseSnapshotFile(node int) {
+	k.t.Helper()
+	files, err := filepath.Glob(filepath.Join(k.Dir(node), "groups", "1", "*", "snapshots", "*", "files", "*.sst"))
+	if err != nil || len(files) == 0 {
+		k.t.Fatalf("%v, %v", files, err)
+	}
+	size := func(f string) int64 {
+		st, err := os.Stat(f)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		return st.Size()
+	}
+	largest := slices.MaxFunc(files, func(a, b string) int { return cmp.Compare(size(a), size(b)) })
+	if err := os.Remove(largest); err != nil {
+		k.t.Fatal(err)
+	}
+}
