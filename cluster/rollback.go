@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -99,8 +100,10 @@ func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, 
 
 // Rollback takes the cluster back to a checkpoint, and calls fn at once and
 // whenever something of it has changed, the last time when it has ended. If a
-// rollback to that checkpoint runs, it is followed. It goes on if ctx ends or fn
-// fails. A timeout of 0 is the default; it counts until the shards are fenced.
+// rollback to that checkpoint runs, it is followed; unless shards may have opened, for
+// what was written there since is to go as well: then its end is waited for, and
+// another one begins. It goes on if ctx ends or fn fails. A timeout of 0 is the
+// default; it counts until the shards are fenced.
 func (n *Node) Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*RollbackInfo) error) error {
 	s, err := n.objects()
 	if err != nil {
@@ -109,22 +112,50 @@ func (n *Node) Rollback(ctx context.Context, number uint64, timeout time.Duratio
 	if timeout <= 0 {
 		timeout = rollbackTimeout
 	}
-	var id uint64
-	_, err = s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
-		if r := v.RunningRollback(); r != nil && r.Checkpoint == number {
-			id = r.ID
-			return broadcast.Txn{}, nil
-		}
-		txn, op, err := meta.StartRollbackTxn(v, n.wallMs(), number, uint64(timeout.Milliseconds()))
-		if err == nil {
-			id = op.ID
-		}
-		return txn, err
-	})
+	id, err := n.startRollback(ctx, s, number, uint64(timeout.Milliseconds()))
 	if err != nil {
 		return fmt.Errorf("starting a rollback: %w", err)
 	}
 	return n.followRollback(ctx, id, fn)
+}
+
+// startRollback starts a rollback, or finds the one that the request is one with.
+func (n *Node) startRollback(ctx context.Context, s *system, number, timeoutMs uint64) (id uint64, err error) {
+	for {
+		changed := n.changes.wait()
+		opening := uint64(0)
+		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+			opening = 0
+			if r := v.RunningRollback(); r != nil && r.Checkpoint == number {
+				if id = r.ID; !r.Opening() {
+					return broadcast.Txn{}, nil
+				}
+				opening = r.ID
+			}
+			txn, op, err := meta.StartRollbackTxn(v, n.wallMs(), number, timeoutMs)
+			if err == nil {
+				id = op.ID
+			}
+			return txn, err
+		})
+		if err == nil || opening == 0 || !errors.Is(err, base.ErrConflict) {
+			return id, err
+		}
+		v, err := n.metaView()
+		if err != nil {
+			return 0, err
+		}
+		if r := v.Rollback(opening); r == nil || r.Finished() {
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return 0, fmt.Errorf("waiting for the end of rollback %d: %w: %w", opening, base.ErrDeadline, ctx.Err())
+		case <-n.ctx.Done():
+			return 0, base.ErrShuttingDown
+		}
+	}
 }
 
 func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackInfo) error) error {

@@ -59,6 +59,10 @@ type Rollback struct {
 	RollbackSpec
 }
 
+// Opening says that shards may serve the new incarnation: what was acknowledged in it
+// is no part of what a request to go back, that comes now, finds gone by this rollback.
+func (r *Rollback) Opening() bool { return r.Phase == PhaseRollbackOpen }
+
 // RollbackShardState is where a shard stands within a rollback.
 type RollbackShardState string
 
