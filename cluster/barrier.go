@@ -127,7 +127,7 @@ func (r *replica) barrierPassed(b raftfsm.Barrier) {
 // replica: to flush, to pass the barrier, to say that its upload is lost.
 func (r *replica) attendCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard) {
 	passed := r.machine.Header().Barrier >= c.Number
-	if r.node.opts.CheckpointLocalLinks && !passed && s.Uploader != r.node.opts.NodeID {
+	if r.node.opts.CheckpointLocalLinks && !c.Savepoint && !passed && s.Uploader != r.node.opts.NodeID {
 		r.flushForLinks(s)
 	}
 	if s.Uploader == r.node.opts.NodeID {

@@ -42,7 +42,7 @@ func (r *replica) linkedDir(number uint64) string {
 // linkBarrier keeps what the store holds at a barrier. It is called on the apply
 // goroutine, which waits for a short flush; what takes time is done beside it.
 func (r *replica) linkBarrier(b raftfsm.Barrier) {
-	if !r.node.opts.CheckpointLocalLinks || b.Missed() {
+	if !r.node.opts.CheckpointLocalLinks || b.Missed() || r.node.linksNothing(b.Number) {
 		return
 	}
 	dir := r.linkedDir(b.Number)
@@ -89,6 +89,21 @@ func (r *replica) linkBarrier(b raftfsm.Barrier) {
 	})
 }
 
+// linksNothing says that nobody will want what is held at a barrier: by what the node
+// knows the checkpoint has ended and is not kept, or is a savepoint.
+func (n *Node) linksNothing(number uint64) bool {
+	v, err := n.metaView()
+	if err != nil || v.NextCheckpoint() <= number {
+		return false // it is not known yet
+	}
+	return !keepsLinks(v.Checkpoint(number))
+}
+
+// keepsLinks says whether replicas keep what they held at a checkpoint.
+func keepsLinks(c *meta.Checkpoint) bool {
+	return c != nil && !c.Savepoint && (c.Running() || c.Phase == meta.CheckpointCompleted)
+}
+
 // beginLinks fixes the present instant. What an attempt before a crash has left of
 // the same barrier goes.
 func (r *replica) beginLinks(dir, files string) (finish func() error, err error) {
@@ -124,8 +139,7 @@ func (r *replica) removeEndedLinks(v *meta.View) {
 		l.listed = true
 	}
 	l.here = slices.DeleteFunc(l.here, func(n uint64) bool {
-		c := v.Checkpoint(n)
-		kept := c != nil && !c.Savepoint && (c.Running() || c.Phase == meta.CheckpointCompleted)
+		kept := keepsLinks(v.Checkpoint(n))
 		if l.making[n] || kept && r.node.opts.CheckpointLocalLinks || v.NextCheckpoint() <= n {
 			return false
 		}
