@@ -133,8 +133,9 @@ func (c *CheckpointInfo) revision() base.Revision {
 // may lack what was acknowledged since.
 func (n *Node) startCheckpoint(ctx context.Context, s *system, savepoint bool) (number uint64, err error) {
 	for {
-		changed := n.changes.wait()
+		changed, running := n.changes.wait(), false
 		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
+			running = v.RunningCheckpoint() != nil
 			if v.Cluster() == nil || len(v.Shards()) == 0 {
 				return broadcast.Txn{}, base.ErrNotReady
 			}
@@ -154,8 +155,8 @@ func (n *Node) startCheckpoint(ctx context.Context, s *system, savepoint bool) (
 			return 0, fmt.Errorf("starting a checkpoint: %w", err)
 		}
 		if !errors.Is(err, base.ErrConflict) || verr != nil || v.RunningCheckpoint() == nil {
-			if errors.Is(err, base.ErrConflict) && verr == nil {
-				continue // it has ended meanwhile
+			if errors.Is(err, base.ErrConflict) && running && verr == nil {
+				continue // the one that ran has ended meanwhile
 			}
 			return 0, fmt.Errorf("starting a checkpoint: %w", err)
 		}
