@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -327,7 +328,18 @@ func readPrepared(dir string) (*snapshot.Manifest, error) {
 // before the rollback's entry applied. Like installStore it makes a store beside the
 // live one, and that the live one by one rename; what was prepared stays until a
 // restart would open the new one.
+//
+// A disk that is full does not end the node: the replica is opened again, and comes
+// here by its log, until there is room (B17).
 func (r *replica) rollBack(rb raftfsm.Rollback, seal func(engine.Store) error) (engine.Store, func(engine.Store), error) {
+	store, released, err := r.putBack(rb, seal)
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		err = fmt.Errorf("%w: %w", base.ErrReopen, err)
+	}
+	return store, released, err
+}
+
+func (r *replica) putBack(rb raftfsm.Rollback, seal func(engine.Store) error) (engine.Store, func(engine.Store), error) {
 	prepared := r.rollbackDir(rb.Operation)
 	m, err := readPrepared(prepared)
 	if errors.Is(err, fs.ErrNotExist) {
