@@ -39,6 +39,12 @@ func objectStoreSettings() []setting {
 			}
 			return nil
 		}},
+	}
+}
+
+// rebuildSettings say what else the store is for, whatever its kind.
+func rebuildSettings() []setting {
+	return []setting{
 		{name: "rebuild-from", def: "peer", usage: "where a replica that is rebuilt gets the files of its shard: peer (its leader), or store: the object store as far as it has the leader's files, which it has where the leader uploads the shard", set: setRebuildFrom},
 	}
 }

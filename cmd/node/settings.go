@@ -117,7 +117,7 @@ func nodeSettings() []setting {
 		{name: "drain-timeout", def: "30s", usage: "how long a stop waits for offices and calls to be handed over", set: setDrainTimeout},
 		{name: "scrub-interval", def: "24h", usage: "how often each replica reads and checks all of its files, at most 16 MiB/s; 0: never by itself", set: setScrubInterval},
 		{name: "log-size", def: "64MiB", usage: "size of a shard's Raft log at which its store is flushed and the log cut; a restart applies at most that again", set: setLogSize},
-	}, objectStoreSettings(), checkpointSettings(), commonSettings("rocks", "1GiB", "info"))
+	}, objectStoreSettings(), rebuildSettings(), checkpointSettings(), commonSettings("rocks", "1GiB", "info"))
 }
 
 // commonSettings are shared with the throw-away node.

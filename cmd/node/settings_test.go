@@ -178,7 +178,7 @@ func TestStores(t *testing.T) {
 		"s3://bucket/":             {"", "bucket"},
 		"s3://my.bucket-1/a/b/":    {"", "my.bucket-1", "a/b"},
 	} {
-		c, err := load(t, nil, "--node-id", "n1", "--data-dir", "d", "--object-store", uri)
+		c, err := load(t, nil, "--node-id", "n1", "--data-dir", "d", "--object-store", uri, "--rebuild-from", "store")
 		if err != nil {
 			t.Errorf("%s: %v", uri, err)
 			continue
