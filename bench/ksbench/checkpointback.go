@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
+	keel "github.com/keelstate/keelstate/client"
 	"github.com/keelstate/keelstate/objectstore/s3"
 	"github.com/keelstate/keelstate/snapshot"
 )
@@ -228,8 +229,32 @@ func (o *checkpointOptions) measureCatchUp(ctx context.Context) error {
 				return err
 			}
 		}
+		for range o.rounds {
+			if err := o.leadFromUploader(ctx, d); err != nil {
+				return err
+			}
+			if err := o.catchUpOnce(ctx, f, d, "from the store", "--rebuild-from", "store"); err != nil {
+				return err
+			}
+		}
 		return nil
 	})
+}
+
+// leadFromUploader makes the node that uploads the shard its leader, with a new
+// snapshot, whose files the store has: others' differ.
+func (o *checkpointOptions) leadFromUploader(ctx context.Context, d *dataset) error {
+	c, _, err := checkpoint(ctx, d.client)
+	if err != nil {
+		return err
+	}
+	if _, err := moveLeaders(ctx, d, c); err != nil {
+		return err
+	}
+	return d.client.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		_, err := keelstatepb.NewAdminClient(conn).SnapshotShard(ctx, &keelstatepb.SnapshotShardRequest{Shard: c.GetShards()[0].GetShard()})
+		return err
+	}, keel.AttemptTimeout(time.Minute))
 }
 
 // catchUpOnce has a follower's replica rebuilt while writes go on.

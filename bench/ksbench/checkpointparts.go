@@ -73,10 +73,13 @@ func (o *checkpointOptions) checkpointsOn(ctx context.Context, f *fleet) (err er
 			}
 		}
 	}
+	if err := o.writesDuringCheckpoints(ctx, f, d, "followers upload"); err != nil {
+		return err
+	}
 	if err := o.afterTransfer(ctx, f, d, round+1); err != nil {
 		return err
 	}
-	return o.writesDuringCheckpoints(ctx, f, d)
+	return o.writesDuringCheckpoints(ctx, f, d, "leaders upload")
 }
 
 // afterTransfer makes the node that uploads a shard its leader, everywhere.
@@ -88,13 +91,26 @@ func (o *checkpointOptions) afterTransfer(ctx context.Context, f *fleet, d *data
 	if err != nil {
 		return err
 	}
-	moved := 0
-	topology, err := d.client.Topology(ctx)
+	moved, err := moveLeaders(ctx, d, before)
 	if err != nil {
 		return err
 	}
+	if err := d.putSpread(ctx, round, o.keys/100); err != nil {
+		return err
+	}
+	_, err = o.takeCheckpoint(ctx, d.client, "checkpoint", fmt.Sprintf("%s, 1 %% changed, leaders of %d shards moved", f.store, moved))
+	return err
+}
+
+// moveLeaders makes the node that uploaded a shard its leader, and says of how many
+// it was not.
+func moveLeaders(ctx context.Context, d *dataset, last *keelstatepb.Checkpoint) (moved int, err error) {
+	topology, err := d.client.Topology(ctx)
+	if err != nil {
+		return 0, err
+	}
 	for _, s := range topology.GetShards() {
-		for _, c := range before.GetShards() {
+		for _, c := range last.GetShards() {
 			if c.GetShard() != s.GetId() || c.GetUploader() == s.GetLeaderHint() {
 				continue
 			}
@@ -104,20 +120,16 @@ func (o *checkpointOptions) afterTransfer(ctx context.Context, f *fleet, d *data
 				return err
 			})
 			if err != nil {
-				return err
+				return moved, err
 			}
 		}
 	}
-	if err := d.putSpread(ctx, round, o.keys/100); err != nil {
-		return err
-	}
-	_, err = o.takeCheckpoint(ctx, d.client, "checkpoint", fmt.Sprintf("%s, 1 %% changed, leaders of %d shards moved", f.store, moved))
-	return err
+	return moved, nil
 }
 
 // writesDuringCheckpoints compares the latency of writes in the time of checkpoints
 // with that before.
-func (o *checkpointOptions) writesDuringCheckpoints(ctx context.Context, f *fleet, d *dataset) error {
+func (o *checkpointOptions) writesDuringCheckpoints(ctx context.Context, f *fleet, d *dataset, who string) error {
 	p := &pacer{perSecond: o.rate, call: d.randomWrite(100_000)}
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -149,11 +161,14 @@ func (o *checkpointOptions) writesDuringCheckpoints(ctx context.Context, f *flee
 	}
 	stop()
 	<-ended
+	if o.verbose {
+		p.printSlow(during)
+	}
 	q, c := p.within(quiet), p.within(during...)
 	if err := errors.Join(q.first, c.first); err != nil {
 		return fmt.Errorf("%d of the writes failed, the first: %w", q.errors+c.errors, err)
 	}
-	return o.show("checkpoint", fmt.Sprintf("%s, %d writes/s", f.store, o.rate), load, figure{"without_p50_ms", q.p50}, figure{"without_p99_ms", q.p99},
+	return o.show("checkpoint", fmt.Sprintf("%s, %d writes/s, %s", f.store, o.rate, who), load, figure{"without_p50_ms", q.p50}, figure{"without_p99_ms", q.p99},
 		figure{"without_max_ms", q.max}, figure{"during_calls", float64(c.calls)}, figure{"during_p50_ms", c.p50}, figure{"during_p99_ms", c.p99},
 		figure{"during_max_ms", c.max}, figure{"p99_above_ms", c.p99 - q.p99})
 }

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -135,3 +137,24 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
+
+// printSlow shows, for each span, the slowest call of each 20 ms of it: when in the
+// span the cluster stood.
+func (p *pacer) printSlow(spans []span) {
+	const step = 20 * time.Millisecond
+	all := p.seen()
+	for i, w := range spans {
+		slowest := make([]time.Duration, w.to.Sub(w.from)/step+1)
+		for _, s := range all {
+			if w.has(s.due) {
+				at := s.due.Sub(w.from) / step
+				slowest[at] = max(slowest[at], s.took)
+			}
+		}
+		fmt.Fprintf(os.Stderr, "span %d, slowest calls by the %v in which they were due:", i, step)
+		for _, d := range slowest {
+			fmt.Fprintf(os.Stderr, " %.0f", ms(d))
+		}
+		fmt.Fprintln(os.Stderr)
+	}
+}
