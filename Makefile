@@ -125,7 +125,7 @@ jepsen: node keelctl harness ## real nodes under faults, judged: DURATION= SEED=
 	@$(jepsen_run) --duration $(DURATION) $(ARGS)
 
 sim: deps ## the cluster in simulated time, an hour for each seed: SEEDS=1-20 KIND=storms|days|mixed|weeks HOURS=1
-	$(GO) test ./internal/sim/steps -run 'TestSteps|TestCheckpoints' -count=1 -timeout 0 -v -steps.seeds 50 -steps.checkpoint-seeds 500
+	$(GO) test ./internal/sim/steps -run 'TestSteps|TestCheckpoints$$|TestRollbacks$$' -count=1 -timeout 0 -v -steps.seeds 50 -steps.checkpoint-seeds 500 -steps.rollback-seeds 100
 	$(GO) test ./internal/sim -run TestSimulation -count=1 -timeout 0 -v -sim.kind $(KIND) -sim.seeds $(SEEDS) -sim.hours $(HOURS)
 
 soak: node keelctl harness ## the same for 150 minutes (or DURATION=), in long episodes

@@ -13,8 +13,8 @@
 //	Faults  the --faults of a real-process run that it needs; all if missing
 //
 // `make mutants` runs them (command run below). A mutant counts as found when a
-// simulation (steps: that of the step functions, TestCheckpoints of
-// internal/sim/steps, which a seed repeats exactly; sim: that of the whole cluster) or
+// simulation (steps: that of the step functions, TestCheckpoints
+// and TestRollbacks of internal/sim/steps, which a seed repeats exactly; sim: that of the whole cluster) or
 // a real-process run finds it; a unit test alone is noted as such.
 //
 // The package must not know: the product, but as text.

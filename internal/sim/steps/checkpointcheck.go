@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -27,13 +28,19 @@ type seen struct {
 	files map[string][]manifestFile
 	// positions are the checkpoints whose positions are counted.
 	positions map[uint64]bool
+	// asked are the checkpoints that somebody wanted to be deleted.
+	asked map[uint64]bool
+	// rollback is the one that ran, opened the newest that opened.
+	rollback, opened uint64
+	rollbackPhase    string
+	incarnation      base.Incarnation
 	// problems keeps each from being noted again and again.
 	problems map[string]bool
 }
 
 func newSeen() seen {
 	return seen{phases: map[uint64]meta.CheckpointPhase{}, attempts: map[uint64]string{}, planned: map[string]bool{}, registry: map[uint64]bool{},
-		files: map[string][]manifestFile{}, problems: map[string]bool{}, positions: map[uint64]bool{}}
+		files: map[string][]manifestFile{}, problems: map[string]bool{}, positions: map[uint64]bool{}, asked: map[uint64]bool{}}
 }
 
 func (w *checkpoints) problem(format string, args ...any) {
@@ -84,6 +91,11 @@ func (w *checkpoints) checkRecords(v *meta.View) {
 			switch {
 			case c.Phase == meta.CheckpointCompleted:
 				w.rep.Completed++
+				if c.Savepoint {
+					w.rep.Savepoints++
+				}
+			case was == meta.CheckpointCompleted:
+				w.checkRetired(v, c)
 			case c.Phase == meta.CheckpointFailed:
 				w.rep.Failed++
 				if strings.Contains(c.Error, "participant") {
@@ -101,7 +113,34 @@ func (w *checkpoints) checkRecords(v *meta.View) {
 			w.seen.attempts[s.Attempt] = is
 		}
 	}
+	for _, n := range slices.Sorted(maps.Keys(w.seen.phases)) { // deleted in one go
+		if w.seen.phases[n] == meta.CheckpointCompleted && v.Checkpoint(n) == nil {
+			w.seen.phases[n] = meta.CheckpointDeleting
+			w.checkRetired(v, &meta.Checkpoint{Number: n, Savepoint: w.savepoints[n], Phase: "gone"})
+		}
+	}
+	if w.groups != nil {
+		w.checkRollback(v)
+	}
 	w.checkRegistry(v)
+}
+
+// checkRetired demands that a checkpoint which nobody asked to delete is retired only
+// when enough newer ones are kept, and a savepoint never (SS15).
+func (w *checkpoints) checkRetired(v *meta.View, c *meta.Checkpoint) {
+	newer := 0
+	for _, o := range v.Checkpoints() {
+		if o.Number > c.Number && !o.Savepoint && (o.Phase == meta.CheckpointCompleted || w.seen.asked[o.Number]) {
+			newer++
+		}
+	}
+	switch {
+	case w.seen.asked[c.Number]:
+	case c.Savepoint:
+		w.problem("savepoint %d is %s, and nobody has asked for that", c.Number, c.Phase)
+	case newer < w.config.Retain:
+		w.problem("checkpoint %d is %s, with %d newer ones and not %d", c.Number, c.Phase, newer, w.config.Retain)
+	}
 }
 
 func (w *checkpoints) checkRegistry(v *meta.View) {
@@ -144,7 +183,7 @@ func (w *checkpoints) checkRegistry(v *meta.View) {
 // checkCompleted demands that everything that a completed checkpoint names is in
 // the store, down to the bytes, and in the registry (SS6).
 func (w *checkpoints) checkCompleted(v *meta.View, c *meta.Checkpoint) {
-	raw, ok := w.store.held[snapshot.MetadataKey(checkpointCluster, c.Number)]
+	raw, ok := w.store.held[metadataKey(c)]
 	if !ok || meta.Sum(sha256.Sum256(raw.body)) != c.MetadataSHA256 {
 		w.problem("checkpoint %d is completed, and its _metadata is not in the store", c.Number)
 		return
@@ -156,6 +195,9 @@ func (w *checkpoints) checkCompleted(v *meta.View, c *meta.Checkpoint) {
 	}
 	w.checkParticipants(m)
 	for _, s := range m.Shards {
+		if c.Savepoint {
+			s.ManifestKey = snapshot.SavepointFolder(checkpointCluster, c.Number) + "/" + s.ManifestKey
+		}
 		for _, f := range w.manifest(s.ManifestKey, w.cuts[[2]uint64{c.Number, uint64(s.Group)}]) {
 			x, ok := w.store.held[f.Place.Object]
 			if end := f.Place.Offset + f.Place.Length; !ok || end > int64(len(x.body)) || string(x.body[f.Place.Offset:end]) != f.Content {
@@ -166,6 +208,13 @@ func (w *checkpoints) checkCompleted(v *meta.View, c *meta.Checkpoint) {
 			}
 		}
 	}
+}
+
+func metadataKey(c *meta.Checkpoint) string {
+	if c.Savepoint {
+		return snapshot.SavepointKey(checkpointCluster, c.Number)
+	}
+	return snapshot.MetadataKey(checkpointCluster, c.Number)
 }
 
 // manifest reads a manifest, and demands that it has the files of the cut.
@@ -225,7 +274,7 @@ func (w *checkpoints) checkEnd() {
 	for _, c := range v.Checkpoints() {
 		if c.Phase == meta.CheckpointCompleted {
 			completed = append(completed, c.Number)
-			want[snapshot.MetadataKey(checkpointCluster, c.Number)] = true
+			want[metadataKey(c)] = true
 			for _, o := range v.CheckpointObjects(c.Number) {
 				want[o.Key] = true
 			}
@@ -240,7 +289,7 @@ func (w *checkpoints) checkEnd() {
 	w.checkRetained(v, completed)
 	var left []string
 	for key := range w.store.held {
-		if !want[key] {
+		if !want[key] && !w.mayBeCopy(v, key) {
 			left = append(left, key)
 		}
 	}
@@ -250,10 +299,22 @@ func (w *checkpoints) checkEnd() {
 	w.loop.Note("at rest: %d objects in the store, %d in the registry, %d checkpoints", len(w.store.held), v.ObjectCount(), len(completed))
 }
 
+// mayBeCopy says that a key lies in the folder of a savepoint beside a `_metadata`:
+// what an uploader has stored in vain in the folder of one that completed, or what
+// stayed since a coordinator that was slow stored the `_metadata` of a deleted one
+// again. Nobody deletes what may be a copy that the user has put there.
+func (w *checkpoints) mayBeCopy(v *meta.View, key string) bool {
+	_, number, _, saved := snapshot.ParseSavepointKey(key)
+	_, there := w.store.held[snapshot.SavepointKey(checkpointCluster, number)]
+	c := v.Checkpoint(number)
+	return saved && there && w.savepoints[number] && (c == nil || c.Phase == meta.CheckpointCompleted)
+}
+
 // checkRetained demands that of the completed checkpoints, by number, none is kept
 // beyond the newest but for a participant that may go back to it (ME12), one for
 // each at most.
 func (w *checkpoints) checkRetained(v *meta.View, completed []uint64) {
+	completed = slices.DeleteFunc(slices.Clone(completed), func(n uint64) bool { return v.Checkpoint(n).Savepoint })
 	beyond := completed[:max(0, len(completed)-w.config.Retain)]
 	for _, n := range beyond {
 		if !slices.ContainsFunc(v.Positions(n), func(p *meta.Position) bool { return p.Given }) {

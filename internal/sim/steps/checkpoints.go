@@ -46,6 +46,23 @@ const (
 	WriteBeforeBarrier CheckpointFault = "participants do not wait for the barriers"
 	// CarryNoBarrier lets participants write without the barrier that they know.
 	CarryNoBarrier CheckpointFault = "participants do not carry the barrier"
+	// CountSavepoints deletes the oldest checkpoint when there are more, savepoints
+	// among them, than are to be retained.
+	CountSavepoints CheckpointFault = "savepoints are counted"
+	// RetireSavepoints deletes a savepoint that nobody has asked to delete.
+	RetireSavepoints CheckpointFault = "savepoints are retired"
+	// PreparedUntrue says of replicas that they are prepared though they are not.
+	PreparedUntrue CheckpointFault = "replicas are not prepared"
+	// PrepareOther prepares what the shard had at another checkpoint.
+	PrepareOther CheckpointFault = "another checkpoint is prepared"
+	// FenceUntold says that a shard is fenced, and puts up no fence.
+	FenceUntold CheckpointFault = "no fence"
+	// SwapUntold says that a shard is rolled back, and does nothing.
+	SwapUntold CheckpointFault = "no swap"
+	// ForgiveIncarnation takes requests of any incarnation for those of the present one.
+	ForgiveIncarnation CheckpointFault = "incarnations are ignored"
+	// RewindNothing lets participants go on where they are after a rollback.
+	RewindNothing CheckpointFault = "participants do not rewind"
 )
 
 // CheckpointReport is what a run of RunCheckpoints showed.
@@ -60,7 +77,11 @@ type CheckpointReport struct {
 	// Positions counts those in completed checkpoints, Lost the checkpoints that
 	// failed because a participant was lost or late.
 	Positions, Lost int
-	Problems        []string
+	// RolledBack and GivenUp count rollbacks, Damaged replicas that were not prepared,
+	// Rewound participants that were given a position back, Savepoints those that
+	// completed.
+	RolledBack, GivenUp, Damaged, Rewound, Savepoints int
+	Problems                                          []string
 }
 
 // checkpoints is the world: nodes with coordinators and uploaders, a system group,
@@ -77,8 +98,17 @@ type checkpoints struct {
 	counts       map[[2]uint64]map[string]uint64
 	participants []*participant
 	foreign      map[string]stored
-	config       checkpoint.Config
-	grace        time.Duration
+	// savepoints says of the checkpoints that were begun whether they are some.
+	savepoints map[uint64]bool
+	config     checkpoint.Config
+	grace      time.Duration
+	// groups are those of the shards, in a directory, if there are rollbacks; turns is
+	// how many have opened.
+	groups []*group
+	dir    string
+	turns  int
+	// stalled is until when a copy of the metadata stands still.
+	stalled [replicas]time.Duration
 	// quiet ends faults and users.
 	quiet bool
 	seen  seen
@@ -108,15 +138,27 @@ type shardFiles struct {
 // RunCheckpoints simulates d of virtual time of checkpoints, then lets everything
 // come to rest. lines, if not nil, gets the trace.
 func RunCheckpoints(seed uint64, d time.Duration, fault CheckpointFault, lines func(string)) (*CheckpointReport, error) {
+	return runCheckpoints(seed, d, "", fault, lines)
+}
+
+// runCheckpoints has rollbacks if there is a directory for stores.
+func runCheckpoints(seed uint64, d time.Duration, dir string, fault CheckpointFault, lines func(string)) (*CheckpointReport, error) {
 	l := NewLoop(seed)
 	l.Lines = lines
-	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, counts: map[[2]uint64]map[string]uint64{}, foreign: map[string]stored{},
+	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, counts: map[[2]uint64]map[string]uint64{}, foreign: map[string]stored{}, savepoints: map[uint64]bool{},
 		store: &objects{loop: l, held: map[string]stored{}, trouble: 0.04}, grace: 2 * time.Second, seen: newSeen(),
 		config: checkpoint.Config{Interval: 1500 * time.Millisecond, Retain: 1 + l.IntN(3), Timeout: 3 * time.Second, Lost: 800 * time.Millisecond, SweepInterval: 2 * time.Second}}
 	if err := w.found(); err != nil {
 		return nil, err
 	}
 	w.putForeign()
+	w.seen.incarnation = w.view(0).Cluster().Incarnation
+	if dir != "" {
+		if err := w.rollable(dir); err != nil {
+			return nil, err
+		}
+		defer w.closeGroups()
+	}
 	w.store.changed = w.check
 	w.live()
 	l.Run(d)
@@ -173,7 +215,14 @@ func (w *checkpoints) found() error {
 			w.shards[i].write(w.loop)
 		}
 	}
-	return w.apply(meta.PlaceShardsTxn(w.view(0), shards))
+	if err := w.apply(meta.PlaceShardsTxn(w.view(0), shards)); err != nil {
+		return err
+	}
+	op, _, err := w.view(0).FoundingOperation()
+	if err != nil {
+		return err
+	}
+	return w.apply(meta.AdvanceOperationTxn(w.view(0), 1, op.ID, meta.PhaseDone, ""))
 }
 
 func (w *checkpoints) view(i int) *meta.View { return w.meta.view(i) }
@@ -195,7 +244,7 @@ func (w *checkpoints) live() {
 	l := w.loop
 	for i := 1; i < replicas; i++ {
 		l.Every(25*time.Millisecond, func() bool {
-			if behind := len(w.meta.log) - w.meta.copies[i].applied; behind > 0 {
+			if behind := len(w.meta.log) - w.meta.copies[i].applied; behind > 0 && w.stalled[i] <= l.Now() {
 				w.meta.advance(i, w.meta.copies[i].applied+l.IntN(behind+1))
 			}
 			return true
@@ -235,7 +284,11 @@ func (w *checkpoints) crash(n *checkpointNode) {
 	n.life++
 	n.jobs = map[uint64]*uploadJob{}
 	w.loop.Note("%s crashes", n.id)
-	w.loop.Soon(2*time.Second, func() { n.up = true })
+	w.closeSeats(n)
+	w.loop.Soon(2*time.Second, func() {
+		n.up = true
+		w.openSeats(n)
+	})
 }
 
 // use is what users do.
@@ -244,10 +297,13 @@ func (w *checkpoints) use(i int) {
 		return
 	}
 	if w.loop.chance(0.4) {
+		savepoint := w.loop.chance(0.3) || w.groups != nil && w.loop.chance(0.5)
 		w.meta.update(i, "create", func(v *meta.View) (broadcast.Txn, error) {
 			in := w.input(w.nodes[i])
 			in.View = v
-			txn, _, err := meta.StartCheckpointTxn(v, w.meta.nowMs(), checkpoint.Spec(in, false))
+			spec := checkpoint.Spec(in, false)
+			spec.Savepoint = savepoint
+			txn, _, err := meta.StartCheckpointTxn(v, w.meta.nowMs(), spec)
 			return txn, err
 		}, func(bool) { w.check() })
 		return
@@ -256,9 +312,15 @@ func (w *checkpoints) use(i int) {
 	if len(list) == 0 || w.loop.chance(0.5) {
 		return
 	}
-	number := list[w.loop.IntN(len(list))].Number
+	c := list[w.loop.IntN(len(list))]
+	number, remove := c.Number, meta.DeleteCheckpointTxn
+	if c.Savepoint != w.loop.chance(0.1) { // else it asks for the wrong kind
+		remove = meta.DeleteSavepointTxn
+	}
 	w.meta.update(i, fmt.Sprintf("delete %d", number), func(v *meta.View) (broadcast.Txn, error) {
-		return meta.DeleteCheckpointTxn(v, w.meta.nowMs(), number)
+		txn, err := remove(v, w.meta.nowMs(), number)
+		w.seen.asked[number] = w.seen.asked[number] || err == nil
+		return txn, err
 	}, func(ok bool) {
 		if ok {
 			w.rep.Deleted++
@@ -269,7 +331,7 @@ func (w *checkpoints) use(i int) {
 
 // move takes a replica from a shard, or gives it one back.
 func (w *checkpoints) move() {
-	if w.quiet || w.loop.chance(0.5) {
+	if w.quiet || w.groups != nil || w.loop.chance(0.5) {
 		return
 	}
 	s := w.view(0).Shard(base.GroupID(1 + w.loop.IntN(checkpointShards)))
@@ -291,7 +353,7 @@ func (w *checkpoints) move() {
 // input is what a coordinator at a node knows.
 func (w *checkpoints) input(n *checkpointNode) *checkpoint.Input {
 	return &checkpoint.Input{Config: w.config, View: w.view(n.i), Now: w.loop.Now() + n.drift, WallMs: w.meta.nowMs(),
-		Alive: func(id base.NodeID) bool {
+		Leader: w.leaders(), Alive: func(id base.NodeID) bool {
 			for _, other := range w.nodes {
 				if other.id == id {
 					return other.up
@@ -339,7 +401,10 @@ func (w *checkpoints) act(n *checkpointNode, c *checkpoint.Coordinator, a checkp
 		if w.fault == DeleteBeforePlan {
 			w.deletePlansOf(a.Txn)
 		}
-		w.meta.update(n.i, a.Why, func(*meta.View) (broadcast.Txn, error) { return a.Txn, nil }, func(bool) { w.check() })
+		w.meta.update(n.i, a.Why, func(*meta.View) (broadcast.Txn, error) { return a.Txn, nil }, func(bool) {
+			w.check()
+			w.retire()
+		})
 	case checkpoint.Complain:
 		w.loop.Problem("%s complains: %s", n.id, a.Why)
 	case checkpoint.StoreMetadata:
@@ -419,5 +484,6 @@ func (w *checkpoints) rest() {
 	w.loop.Run(w.loop.Now() + 30*time.Second)
 	w.check()
 	w.checkEnd()
+	w.settleGroups()
 	w.meta.settle()
 }

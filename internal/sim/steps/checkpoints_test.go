@@ -12,7 +12,7 @@ var (
 	checkpointTimeFlag  = flag.Duration("steps.checkpoint-time", 20*time.Second, "the virtual time of each seed of TestCheckpoints")
 )
 
-func runCheckpoints(t *testing.T, seed uint64, fault CheckpointFault, lines func(string)) *CheckpointReport {
+func checkpointRun(t *testing.T, seed uint64, fault CheckpointFault, lines func(string)) *CheckpointReport {
 	t.Helper()
 	r, err := RunCheckpoints(seed, *checkpointTimeFlag, fault, lines)
 	if err != nil {
@@ -30,7 +30,7 @@ func TestCheckpoints(t *testing.T) {
 		if *linesFlag {
 			lines = func(s string) { t.Log(s) }
 		}
-		r := runCheckpoints(t, seed, "", lines)
+		r := checkpointRun(t, seed, "", lines)
 		for _, p := range r.Problems {
 			t.Errorf("seed %d: %s", seed, p)
 		}
@@ -67,7 +67,7 @@ func TestCheckpointInvariantsBite(t *testing.T) {
 	} {
 		found := false
 		for seed := uint64(1); seed <= 20 && !found; seed++ {
-			r := runCheckpoints(t, seed, fault, nil)
+			r := checkpointRun(t, seed, fault, nil)
 			for _, p := range r.Problems {
 				if found = strings.Contains(p, want); found {
 					t.Logf("%s: seed %d: %s", fault, seed, p)
@@ -84,7 +84,7 @@ func TestCheckpointInvariantsBite(t *testing.T) {
 // TestSameSeedSameCheckpoints is SS1 for the world of checkpoints.
 func TestSameSeedSameCheckpoints(t *testing.T) {
 	for seed := uint64(1); seed <= 2; seed++ {
-		a, b := runCheckpoints(t, seed, "", nil), runCheckpoints(t, seed, "", nil)
+		a, b := checkpointRun(t, seed, "", nil), checkpointRun(t, seed, "", nil)
 		if a.Sum != b.Sum || a.Puts != b.Puts {
 			t.Errorf("seed %d has two traces: %s and %s", seed, a.Sum, b.Sum)
 		}

@@ -3,7 +3,8 @@
 // windows of a shard (raftfsm) and the placement of shards (keygroup); and, in a
 // world of its own (RunCheckpoints), the coordinator of checkpoints
 // (cluster/checkpoint) with the registry of objects (broadcast/meta) and the
-// collection of garbage (snapshot). Messages are late, lost and doubled, replicas
+// collection of garbage (snapshot). In RunRollbacks the shards of that world hold
+// something (raftfsm), are written to, and are rolled back. Messages are late, lost and doubled, replicas
 // apply the same log at different times and restart, clients give up, coordinators
 // are deposed and do not notice, uploaders die, are slow, go on after the end and
 // report twice, the object store fails before and after it did what it was asked;
@@ -33,6 +34,18 @@
 //	SS8  Objects that are not the cluster's own stay as they are.
 //	SS10 What a participant has given to a completed checkpoint is exactly what the
 //	     cuts of the shards hold of it.
+//	SS11 A shard that was rolled back holds exactly what it held at the barrier of the
+//	     checkpoint, on every replica, wherever a process died meanwhile; its clock
+//	     and sequence never go back.
+//	SS12 A request that was made before a rollback is not applied after it, and nothing
+//	     is read by who does not know of it; no session lives on. In the phase swap
+//	     nothing is acknowledged.
+//	SS13 A majority of a shard's replicas is never damaged by a rollback.
+//	SS14 At most one rollback runs, no checkpoint beside it, and its target is kept;
+//	     it is given up in its first phase only, and opens when every shard is rolled
+//	     back, with a new incarnation, new epochs and no session left, at once.
+//	SS15 Nobody but its user deletes a savepoint, and none is counted: a checkpoint is
+//	     retired only when as many newer ones as are retained are no savepoints.
 //	SS9  At rest, the store holds what is retained and what is foreign, nothing
 //	     else.
 package steps

@@ -26,6 +26,8 @@ type participant struct {
 	// stopped is the checkpoint for which it does not write, acked the newest that it
 	// has answered.
 	stopped, acked uint64
+	// turns is how many rollbacks had opened when it registered.
+	turns int
 }
 
 // participate lets a participant live.
@@ -61,6 +63,7 @@ func (p *participant) start() {
 			default:
 				// The answer says what the leader's metadata show.
 				p.session, p.barrier = id, max(p.barrier, w.view(0).PassedBarrier())
+				p.begin(w.view(0))
 			}
 		})
 	})
@@ -91,9 +94,14 @@ func (p *participant) write() {
 		return
 	}
 	s := p.w.shards[p.w.loop.IntN(checkpointShards)]
+	if p.w.groups != nil && (!p.w.groups[s.id-1].serves() || p.rewinds()) {
+		return
+	}
 	if p.w.fault != CarryNoBarrier {
 		if c := p.w.view(0).RunningCheckpoint(); c != nil && c.Number <= p.barrier && c.Phase == meta.CheckpointAnnounced {
-			p.w.cut([2]uint64{c.Number, uint64(s.id)})
+			if !p.w.cut([2]uint64{c.Number, uint64(s.id)}) {
+				return // it tries again
+			}
 		}
 	}
 	s.written[p.id]++
@@ -153,12 +161,20 @@ func (p *participant) acknowledge(life int, number uint64, bytes []byte) {
 	})
 }
 
-// cut fixes what a shard holds at its barrier, once.
-func (w *checkpoints) cut(id [2]uint64) {
-	if w.cuts[id] == nil {
-		s := w.shards[id[1]-1]
-		w.cuts[id], w.counts[id] = slices.Clone(s.files), maps.Clone(s.written)
+// cut fixes what a shard holds at its barrier, once; false if it cannot pass it now.
+func (w *checkpoints) cut(id [2]uint64) bool {
+	if w.cuts[id] != nil {
+		return true
 	}
+	if w.groups != nil {
+		c := w.view(0).CheckpointShard(id[0], base.GroupID(id[1]))
+		if c == nil || !w.groups[id[1]-1].barrier(c) {
+			return false
+		}
+	}
+	s := w.shards[id[1]-1]
+	w.cuts[id], w.counts[id] = slices.Clone(s.files), maps.Clone(s.written)
+	return true
 }
 
 // checkParticipants demands SS10 of a completed checkpoint.
@@ -176,4 +192,40 @@ func (w *checkpoints) checkParticipants(m *snapshot.Checkpoint) {
 		}
 	}
 	w.seen.positions[m.Number] = true
+}
+
+// begin takes what it has given to the checkpoint that the cluster was last taken back
+// to: that is what the shards hold of it (SS10).
+func (p *participant) begin(v *meta.View) {
+	w := p.w
+	if w.groups == nil || p.turns == w.turns {
+		return
+	}
+	p.turns = w.turns
+	if w.fault == RewindNothing {
+		return
+	}
+	var held uint64
+	for _, s := range w.shards {
+		held += s.written[p.id]
+	}
+	p.position = held // who has given nothing is told by somebody else
+	if at := v.RestoredPosition(p.id); at != nil {
+		w.rep.Rewound++
+		if given := binary.BigEndian.Uint64(at.Bytes); given != held {
+			w.problem("participant %s is given %d back, the shards hold %d", p.id, given, held)
+		}
+	}
+}
+
+// rewinds sees that its incarnation has ended, and begins again.
+func (p *participant) rewinds() bool {
+	if p.turns == p.w.turns {
+		return false
+	}
+	p.life++
+	p.session, p.stopped, p.acked, p.barrier = 0, 0, 0, 0
+	life := p.life
+	p.w.loop.Soon(300*time.Millisecond, func() { p.startAgain(life) })
+	return true
 }

@@ -35,6 +35,8 @@ type uploadJob struct {
 	// running. A late one, or one whose node begins anew, may read an older view;
 	// then its report may be refused.
 	saw bool
+	// savepoint: everything is stored anew, in a folder of its own.
+	savepoint bool
 }
 
 // uploadObject is an object that is to be stored.
@@ -62,6 +64,7 @@ func (w *checkpoints) work(n *checkpointNode) {
 		if s.Uploader != n.id || s.State == meta.CheckpointShardUploaded || n.jobs[s.Attempt] != nil {
 			continue
 		}
+		w.savepoints[r.Number] = r.Savepoint
 		j := &uploadJob{w: w, node: n, life: n.life, rec: s, zombie: w.loop.chance(0.1)}
 		n.jobs[s.Attempt] = j
 		if s.State == meta.CheckpointShardFlushed && w.loop.chance(0.3) {
@@ -132,16 +135,20 @@ func (j *uploadJob) begin() {
 	j.started = true
 	w := j.w
 	id := [2]uint64{j.rec.Checkpoint, uint64(j.rec.Group)}
-	w.cut(id)
+	if !w.cut(id) {
+		j.started = false
+		w.loop.Soon(100*time.Millisecond, j.begin)
+		return
+	}
 	v := w.view(j.node.i)
 	c := v.Checkpoint(j.rec.Checkpoint)
-	j.saw = c != nil && c.Running()
+	j.saw, j.savepoint = c != nil && c.Running(), w.savepoints[j.rec.Checkpoint]
 	if w.fault == ReusePlanned && j.node.old != nil {
 		v = j.node.old
 	}
 	var pack []string
 	for _, text := range w.cuts[id] {
-		if p, ok := v.FindContent(sha256.Sum256([]byte(text)), int64(len(text))); ok {
+		if p, ok := v.FindContent(sha256.Sum256([]byte(text)), int64(len(text))); ok && !j.savepoint {
 			j.reused = append(j.reused, p.Object)
 			j.files = append(j.files, manifestFile{text, p})
 			continue
@@ -177,6 +184,9 @@ func (j *uploadJob) add(texts []string) {
 	body := strings.Join(texts, "")
 	sum := sha256.Sum256([]byte(body))
 	o := meta.Object{Key: snapshot.ObjectKey(string(checkpointCluster), sum, j.rec.Attempt), Size: int64(len(body))}
+	if j.savepoint {
+		o.Key = snapshot.SavepointObjectKey(checkpointCluster, j.rec.Checkpoint, sum, j.rec.Attempt)
+	}
 	at := int64(0)
 	for _, text := range texts {
 		part := meta.ObjectPart{SHA256: sha256.Sum256([]byte(text)), Offset: at, Length: int64(len(text))}

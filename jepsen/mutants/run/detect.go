@@ -103,14 +103,16 @@ func (w *workshop) unit(ctx context.Context, m *mutants.Mutant, e *entry) {
 	e.judge(code == 1 || code == 2, err, out)
 }
 
-// steps runs seeds of the checkpoints' step functions until one fails.
+// steps runs seeds of the step functions of checkpoints and rollbacks until one
+// fails.
 func (w *workshop) steps(ctx context.Context, e *entry) {
 	bin := filepath.Join(w.dir, "steps.test")
 	if !w.build(ctx, e, "test", "-c", "-overlay", w.overlay, "-o", bin, "./internal/sim/steps") {
 		return
 	}
 	w.untilFound(ctx, e, w.o.stepSeeds, func(seed string) []string {
-		return []string{bin, "-test.run", "^TestCheckpoints$", "-test.v", "-test.timeout", w.o.simLimit.String(), "-steps.first", seed, "-steps.checkpoint-seeds", "1"}
+		return []string{bin, "-test.run", "^Test(Checkpoints|Rollbacks)$", "-test.v", "-test.timeout", w.o.simLimit.String(),
+			"-steps.first", seed, "-steps.checkpoint-seeds", "1", "-steps.rollback-seeds", "1"}
 	})
 }
 
