@@ -13,4 +13,5 @@
 //	distance_sum   Reducing     sum of the distances
 //	delay_mean     Aggregating  mean delay
 //	by_day         Reducing     flights per day, the day is the namespace
+//	turn           Value        with --recovery rollback: which attempt counts (key: newest)
 package main

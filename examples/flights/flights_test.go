@@ -18,6 +18,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -35,6 +38,10 @@ func TestParseNamesBadFlags(t *testing.T) {
 		{"--input x --endpoints a:1,,b:2", "--endpoints"},
 		{"--input x --rate fast", "rate"},
 		{"--nonsense", "nonsense"},
+		{"--input x --recovery never", "--recovery"},
+		{"--input x --participant p", "--participant"},
+		{"--input - --recovery rollback", "--input"},
+		{"--input x --recovery rollback --checkpoint-every -1s", "--checkpoint-every"},
 	} {
 		_, err := parse(strings.Fields(tc.args), noEnv, io.Discard)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -149,6 +156,31 @@ func TestFailureSortsErrorsOfTheClient(t *testing.T) {
 	}
 }
 
+func TestRollingFailureSortsErrorsOfTheClient(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		kind job.Kind // 0: ends the run
+	}{
+		{nil, 0},
+		{errors.New("plain"), 0},
+		{keel.NewError(keel.ErrIncarnation, keel.OutcomeUnknown, "", ""), job.Lost},
+		{keel.NewError(keel.ErrSessionEnded, keel.OutcomeNotApplied, "", ""), job.Lost},
+		{keel.NewError(keel.ErrPrecondition, keel.OutcomeNotApplied, "", ""), job.Conflict},
+		{keel.NewError(keel.ErrConflict, keel.OutcomeNotApplied, "", ""), job.NotTaken},
+		{keel.NewError(keel.ErrCheckpoint, keel.OutcomeNotApplied, "", ""), job.NotTaken},
+		{keel.NewError(keel.ErrDeadline, keel.OutcomeUnknown, "", ""), job.Unknown},
+		{keel.NewError(keel.ErrDeadline, keel.OutcomeNotApplied, "", ""), job.Transient},
+		{keel.NewError(keel.ErrUnavailable, keel.OutcomeNotApplied, "", ""), job.Transient},
+		{keel.NewError(keel.ErrUndeclared, keel.OutcomeNotApplied, "", ""), 0},
+	} {
+		var f *job.Failure
+		err := rollingFailure(tc.err)
+		if errors.As(err, &f) != (tc.kind != 0) || f != nil && f.Kind != tc.kind || (err == nil) != (tc.err == nil) {
+			t.Errorf("%v: %v, want kind %d", tc.err, err, tc.kind)
+		}
+	}
+}
+
 func TestExitCodes(t *testing.T) {
 	for _, tc := range []struct {
 		err  error
@@ -159,6 +191,8 @@ func TestExitCodes(t *testing.T) {
 		{fmt.Errorf("giving up: %w", &job.Failure{Kind: job.Transient, Cause: errors.New("x")}), exitUnavailable},
 		{&job.BadLine{}, exitFailed},
 		{keel.ErrConflict, exitRefused},
+		{&job.Replaced{}, exitRefused},
+		{fmt.Errorf("x: %w", &job.NoPosition{}), exitRefused},
 	} {
 		if got := exitCode(tc.err); got != tc.code {
 			t.Errorf("%v: exit %d, want %d", tc.err, got, tc.code)

@@ -59,8 +59,10 @@ func exitCode(err error) int {
 	var fenced *job.Fenced
 	var other *job.OtherInput
 	var failed *job.Failure
+	var replaced *job.Replaced
+	var unknown *job.NoPosition
 	switch {
-	case errors.As(err, &fenced), errors.As(err, &other), errors.Is(err, keel.ErrConflict):
+	case errors.As(err, &fenced), errors.As(err, &other), errors.As(err, &replaced), errors.As(err, &unknown), errors.Is(err, keel.ErrConflict):
 		return exitRefused
 	case errors.As(err, &failed), errors.Is(err, keel.ErrUnavailable), errors.Is(err, keel.ErrDeadline), errors.Is(err, keel.ErrNotFounded):
 		return exitUnavailable
@@ -128,8 +130,8 @@ func precheck(o *options) (rows int64, err error) {
 	return 0, fmt.Errorf("%s: %w", o.input, err)
 }
 
-func connect(ctx context.Context, o *options) (*keel.Client, error) {
-	client, err := keel.Open(ctx, o.endpoints, keel.WithCallTimeout(20*time.Second), keel.WithBackoff(10*time.Millisecond, 200*time.Millisecond))
+func connect(ctx context.Context, o *options, more ...keel.Option) (*keel.Client, error) {
+	client, err := keel.Open(ctx, o.endpoints, append(more, keel.WithCallTimeout(20*time.Second), keel.WithBackoff(10*time.Millisecond, 200*time.Millisecond))...)
 	if err != nil {
 		return nil, err
 	}
@@ -144,15 +146,11 @@ func connect(ctx context.Context, o *options) (*keel.Client, error) {
 
 // count runs the job.
 func count(ctx context.Context, o *options, s *store, rows int64, stderr *os.File) error {
-	f, _, err := openInput(o.input)
+	in, file, err := openReader(o.input)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	in, err := job.NewReader(f)
-	if err != nil {
-		return fmt.Errorf("%s: %w", o.input, err)
-	}
+	defer file.Close()
 	var c job.Counters
 	p := newProgress(stderr, &c, rows, o.quiet)
 	if o.skipBad {
@@ -169,9 +167,27 @@ func count(ctx context.Context, o *options, s *store, rows int64, stderr *os.Fil
 		}
 	}
 	p.start()
-	err = job.Run(ctx, in, s, o.job, &c)
+	if o.rollback {
+		err = countWithRollback(ctx, o, &c, p)
+	} else {
+		err = job.Run(ctx, in, s, o.job, &c)
+	}
 	p.finish(err)
 	return err
+}
+
+// openReader opens the flights at their beginning.
+func openReader(name string) (*job.Reader, io.Closer, error) {
+	f, _, err := openInput(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	in, err := job.NewReader(f)
+	if err != nil {
+		f.Close()
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return in, f, nil
 }
 
 // reports writes what was asked for, and both before either takes its name.

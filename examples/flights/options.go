@@ -23,20 +23,36 @@ type options struct {
 	connect   time.Duration
 	quiet     bool
 	job       job.Options
+	// Of a run with rollback:
+	rollback    bool
+	participant string
+	every       time.Duration
+	// within, if set, stands between the job and the cluster, in tests.
+	within func(job.Cluster) job.Cluster
 }
+
+// The modes of --recovery.
+const (
+	recoverySession  = "session"
+	recoveryRollback = "rollback"
+)
 
 const usage = `Usage: flights --input FILE [--report FILE] [--days FILE] [options]
        flights --report FILE
 
 Counts flights (CSV or .csv.gz with the columns date, delay, distance, origin,
 destination) into keyed state by origin, exactly once. Killed and started again
-with the same input it goes on where it stopped. Without --input it only writes
+with the same input it goes on where it stopped: by the position of each origin,
+which is written with its state (--recovery session), or by checkpoints alone, which
+keep the position in the input (--recovery rollback; the whole cluster is taken back
+to the newest one). A keyspace is counted in one of the two ways. Without --input it only writes
 the reports of what the cluster holds. "-" is standard input or output.
 
 Examples:
   flights --input examples/flights/testdata/flights-20k.csv --report report.csv
   flights --input flights.csv.gz --rate 5000 --skip-bad
   flights --report - --days days.csv
+  flights --input flights.csv --recovery rollback --participant flights-job
 
 Options:
 `
@@ -69,12 +85,20 @@ func parse(args []string, getenv func(string) string, stderr io.Writer) (*option
 	f.IntVar(&o.job.Workers, "workers", o.job.Workers, "updates on their way at once")
 	f.DurationVar(&o.job.GiveUp, "give-up", o.job.GiveUp, "end when one call gets no answer for so long")
 	f.DurationVar(&o.connect, "connect-timeout", 30*time.Second, "how long to wait for the cluster at the start")
+	recovery := recoverySession
+	f.StringVar(&recovery, "recovery", recovery, "how a run goes on: session or rollback")
+	f.StringVar(&o.participant, "participant", "", "name under which checkpoints keep the position, with --recovery rollback (the keyspace)")
+	f.DurationVar(&o.every, "checkpoint-every", 2*time.Second, "take a checkpoint after so long without one, with --recovery rollback; 0 leaves it to the cluster's --checkpoint-interval")
 	f.BoolVar(&o.quiet, "quiet", false, "no progress")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
 	o.endpoints = strings.Split(endpoints, ",")
-	o.job.Run = runName()
+	o.job.Run, o.job.Keyspace = runName(), o.keyspace
+	o.rollback = recovery == recoveryRollback
+	if !o.rollback && recovery != recoverySession {
+		return nil, fmt.Errorf("--recovery: %q is neither %s nor %s", recovery, recoverySession, recoveryRollback)
+	}
 	return o, o.validate(f.Args())
 }
 
@@ -96,6 +120,16 @@ func (o *options) validate(rest []string) error {
 	}
 	if o.keyspace == "" {
 		errs = append(errs, errors.New("--keyspace: it is empty"))
+	}
+	switch {
+	case !o.rollback && o.participant != "":
+		errs = append(errs, errors.New("--participant: it is for --recovery rollback"))
+	case o.rollback && o.input == "-":
+		errs = append(errs, errors.New("--input: with --recovery rollback it is read again, so it must be a file"))
+	case o.every < 0:
+		errs = append(errs, errors.New("--checkpoint-every: not below 0"))
+	case o.rollback && o.participant == "":
+		o.participant = o.keyspace
 	}
 	if err := o.job.Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--%w", err))

@@ -12,7 +12,11 @@ import (
 
 // store binds the job to a cluster.
 type store struct {
-	client       *keel.Client
+	client *keel.Client
+	// sort says what an error means to the job; free updates require no position of
+	// the origin.
+	sort         func(error) error
+	free         bool
 	generation   *keel.Value[job.Generation]
 	position     *keel.Value[job.Position]
 	last         *keel.Value[job.Flight]
@@ -26,7 +30,7 @@ type store struct {
 
 // openStore declares the states; ones that exist and are equal are opened.
 func openStore(ctx context.Context, c *keel.Client, keyspace string) (*store, error) {
-	s := &store{client: c}
+	s := &store{client: c, sort: failure}
 	k := c.Keyspace(keyspace, keel.String.Type())
 	var name string
 	var err error
@@ -99,7 +103,7 @@ const generationKey = "newest"
 
 func (s *store) Generation(ctx context.Context) (job.Generation, bool, error) {
 	g, ok, err := s.generation.Get(ctx, generationKey)
-	return g, ok, failure(err)
+	return g, ok, s.sort(err)
 }
 
 func (s *store) Raise(ctx context.Context, old *job.Generation, raised job.Generation) error {
@@ -108,18 +112,18 @@ func (s *store) Raise(ctx context.Context, old *job.Generation, raised job.Gener
 		was = s.generation.IfEqual(generationKey, *old)
 	}
 	_, err := s.client.Batch().Add(s.generation.SetOp(generationKey, raised)).Require(was).Commit(ctx)
-	return failure(err)
+	return s.sort(err)
 }
 
 func (s *store) Position(ctx context.Context, origin string) (job.Position, bool, error) {
 	p, ok, err := s.position.Get(ctx, origin)
-	return p, ok, failure(err)
+	return p, ok, s.sort(err)
 }
 
 func (s *store) Claim(ctx context.Context, origin string, old *job.Position, claimed job.Position) error {
 	b := s.client.Batch().Add(s.position.SetOp(origin, claimed)).Require(s.at(origin, old))
 	_, err := b.Commit(ctx)
-	return failure(err)
+	return s.sort(err)
 }
 
 // at requires a position, or none.
@@ -134,7 +138,7 @@ func (s *store) Destinations(ctx context.Context, origin string) (map[string]int
 	out := make(map[string]int64)
 	for e, err := range s.destinations.Entries(ctx, origin) {
 		if err != nil {
-			return nil, failure(err)
+			return nil, s.sort(err)
 		}
 		out[e.Key] = e.Value
 	}
@@ -148,7 +152,11 @@ func (s *store) Apply(ctx context.Context, u *job.Update) (uint64, error) {
 	for d, n := range u.Destinations {
 		counts = append(counts, keel.Entry[string, int64]{Key: d, Value: n})
 	}
-	b := s.client.Batch().Atomic().Require(s.at(u.Origin, &u.Before)).Add(
+	b := s.client.Batch().Atomic()
+	if !s.free {
+		b.Require(s.at(u.Origin, &u.Before))
+	}
+	b.Add(
 		s.position.SetOp(u.Origin, u.After),
 		s.last.SetOp(u.Origin, u.Last),
 		s.destinations.PutAllOp(u.Origin, counts...),
@@ -164,7 +172,7 @@ func (s *store) Apply(ctx context.Context, u *job.Update) (uint64, error) {
 	}
 	r, err := b.Commit(ctx)
 	if err != nil {
-		return 0, failure(err)
+		return 0, s.sort(err)
 	}
 	return r.Parts[0].Shard, nil
 }
@@ -173,7 +181,7 @@ func (s *store) Origins(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for k, err := range s.position.ListKeys(ctx, keel.ScanOptions{}) {
 			if err != nil {
-				yield("", failure(err))
+				yield("", s.sort(err))
 				return
 			}
 			name, ok := k.Key.(string)

@@ -24,4 +24,18 @@
 //	FJ5  Memory is bounded by the window of rows and the number of origins, not
 //	     by the input.
 //	FJ6  Reports hold what the store answered, never what the run remembers.
+//
+// With rollback (RunWithRollback) the source has one position, which checkpoints keep:
+//
+//	FJ7  A checkpoint is given the line up to which every row that was read is
+//	     counted, and acknowledged by the store, and none behind it is on its way.
+//	     An attempt begins with a state that holds the rows up to its position
+//	     and nothing else; no row is recognised as counted by anything else.
+//	FJ8  At most one attempt writes after a state has begun: it takes the turn of the
+//	     incarnation before, and says that it has begun before its first row, both
+//	     by conditional writes. Whoever finds that another has begun takes the
+//	     cluster back to a checkpoint, which ends the other's session and begins
+//	     another incarnation.
+//	FJ9  There is a checkpoint with the position before the first row is written.
+//	FJ10 A run that was replaced stops; it never takes the turn back.
 package job

@@ -42,6 +42,22 @@ func (r *run) begin(ctx context.Context) error {
 	})
 }
 
+// open reads what updates write absolutely. Nobody else writes: the attempt has the
+// turn (FJ8).
+func (r *run) open(ctx context.Context, o *origin) error {
+	err := r.persist(ctx, "origin "+o.name, func() (bool, error) {
+		var err error
+		o.counts, err = r.store.Destinations(ctx, o.name)
+		return err == nil, beginAgain(err)
+	})
+	if err != nil {
+		return fmt.Errorf("reading the flights by destination: %w", err)
+	}
+	o.position = Position{Run: r.opts.Run, Source: r.opts.SourceID}
+	o.claimed = true
+	return nil
+}
+
 // claim takes the origin over from whoever had it (FJ3) and reads what updates
 // write absolutely (FJ4).
 func (r *run) claim(ctx context.Context, o *origin) error {
@@ -105,6 +121,9 @@ func (r *run) apply(ctx context.Context, o *origin, rows []Row) error {
 		if err == nil {
 			shard = s
 			return true, nil
+		}
+		if r.attempt != nil {
+			return false, beginAgain(err)
 		}
 		var f *Failure
 		if errors.As(err, &f) && f.Kind != Transient {

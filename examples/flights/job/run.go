@@ -16,6 +16,8 @@ type Options struct {
 	Run string
 	// SourceID is that of the input.
 	SourceID string
+	// Keyspace is that of the states; RunWithRollback keeps it with positions.
+	Keyspace string
 	// Workers bounds the updates on their way. Default 64.
 	Workers int
 	// BatchRows bounds the rows of one update. Default 200, at most 1000.
@@ -92,7 +94,7 @@ type Counters struct {
 	WaitedMost atomic.Int64
 }
 
-// run is one run. Rows flow from the reading goroutine through the queues of
+// run is one run, or one attempt of a run with rollback. Rows flow from the reading goroutine through the queues of
 // the origins to the workers.
 type run struct {
 	opts  Options
@@ -101,6 +103,8 @@ type run struct {
 	// generation orders this run among all; set before the workers start.
 	generation int64
 	slots      chan struct{} // one for each row of the window; taken by the reader, given back by workers
+	// attempt is set where positions are kept by checkpoints (FJ7).
+	attempt *attempt
 
 	mu struct {
 		sync.Mutex
@@ -120,9 +124,7 @@ func Run(ctx context.Context, in *Reader, store Store, opts Options, count *Coun
 	if err := opts.Validate(); err != nil {
 		return err
 	}
-	r := &run{opts: opts, store: store, count: count, slots: make(chan struct{}, opts.WindowRows)}
-	r.mu.origins = make(map[string]*origin)
-	r.mu.wake = sync.NewCond(&r.mu)
+	r := newRun(opts, store, count)
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	if err := r.begin(ctx); err != nil {
@@ -131,10 +133,22 @@ func Run(ctx context.Context, in *Reader, store Store, opts Options, count *Coun
 	if err := r.resume(ctx, fail); err != nil {
 		return err
 	}
+	return r.drive(ctx, fail, func() error { return r.feed(ctx, in, r.claimedLines()) })
+}
+
+func newRun(opts Options, store Store, count *Counters) *run {
+	r := &run{opts: opts, store: store, count: count, slots: make(chan struct{}, opts.WindowRows)}
+	r.mu.origins = make(map[string]*origin)
+	r.mu.wake = sync.NewCond(&r.mu)
+	return r
+}
+
+// drive lets workers count what feed reads, and returns when all is counted.
+func (r *run) drive(ctx context.Context, fail context.CancelCauseFunc, feed func() error) error {
 	stop := context.AfterFunc(ctx, func() { r.end() })
 	defer stop()
 	wait := r.work(ctx, fail)
-	if err := r.feed(ctx, in); err != nil {
+	if err := feed(); err != nil {
 		fail(err)
 	}
 	r.end()
@@ -182,18 +196,28 @@ func (r *run) work(ctx context.Context, fail context.CancelCauseFunc) (wait func
 }
 
 // serve does one turn for an origin.
-func (r *run) serve(ctx context.Context, o *origin, rows []Row) error {
+func (r *run) serve(ctx context.Context, o *origin, rows []Row) (err error) {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if !o.claimed {
-		if err := r.claim(ctx, o); err != nil {
+		if r.attempt != nil {
+			err = r.open(ctx, o)
+		} else {
+			err = r.claim(ctx, o)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	taken := len(rows)
-	// After the answer: rows on their way are read and not yet counted (FJ5).
+	// After the answer: rows on their way are read and not yet counted (FJ5). Rows
+	// that could not be counted keep their slots, so that no position covers them
+	// (FJ7); the run ends.
 	defer func() {
+		if err != nil {
+			return
+		}
 		for range taken {
 			<-r.slots
 		}
@@ -246,25 +270,30 @@ func (r *run) end() {
 	r.mu.wake.Broadcast()
 }
 
-// feed reads the input into the queues.
-func (r *run) feed(ctx context.Context, in *Reader) error {
-	known := r.claimedLines()
+// feed reads the input into the queues, without the rows that are counted: those of
+// each origin up to a line, or of all up to the attempt's.
+func (r *run) feed(ctx context.Context, in *Reader, counted map[string]int64) error {
 	pace := pacer{perSecond: r.opts.RowsPerSecond}
 	for {
+		if err := r.attempt.pass(ctx); err != nil {
+			return err
+		}
 		row, err := in.Next()
 		var bad *BadLine
 		switch {
 		case err == io.EOF:
 			return nil
 		case errors.As(err, &bad) && r.opts.OnBadLine != nil:
-			r.count.Bad.Add(1)
-			r.opts.OnBadLine(bad)
+			if !r.attempt.covers(bad.Line) {
+				r.count.Bad.Add(1)
+				r.opts.OnBadLine(bad)
+			}
 			continue
 		case err != nil:
 			return err
 		}
 		r.count.Read.Add(1)
-		if row.Line <= known[row.Origin] {
+		if row.Line <= counted[row.Origin] || r.attempt.covers(row.Line) {
 			r.count.Skipped.Add(1)
 			continue
 		}
@@ -274,6 +303,7 @@ func (r *run) feed(ctx context.Context, in *Reader) error {
 		select {
 		case r.slots <- struct{}{}:
 			r.enqueue(row)
+			r.attempt.read(row.Line)
 		case <-ctx.Done():
 			return ctx.Err()
 		}

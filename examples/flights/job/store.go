@@ -112,6 +112,11 @@ const (
 	Transient
 	// Unknown: the write may have been applied, or may yet be.
 	Unknown
+	// Lost: the session has ended, because the cluster was rolled back, say, or the
+	// participant has been replaced. Nothing more is written under it.
+	Lost
+	// NotTaken: the checkpoint has failed, or cannot be taken now.
+	NotTaken
 )
 
 // Failure is an error that the job can deal with.
