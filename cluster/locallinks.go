@@ -31,8 +31,9 @@ type linkedCheckpoints struct {
 	mu     sync.Mutex
 	listed bool
 	here   []uint64
-	// making are those that are being made.
-	making map[uint64]bool
+	// making are those that are being made; removing says that some are removed.
+	making   map[uint64]bool
+	removing bool
 }
 
 func (r *replica) linkedDir(number uint64) string {
@@ -84,7 +85,9 @@ func (r *replica) linkBarrier(b raftfsm.Barrier) {
 		}
 		if err != nil && r.ctx.Err() == nil {
 			r.logger.Warn("keeping a checkpoint's files", "checkpoint", b.Number, "error", err)
-			err = os.RemoveAll(dir)
+			if err := os.RemoveAll(dir); err != nil {
+				r.logger.Warn("removing what was not kept", "checkpoint", b.Number, "error", err)
+			}
 		}
 	})
 }
@@ -138,20 +141,36 @@ func (r *replica) removeEndedLinks(v *meta.View) {
 		}
 		l.listed = true
 	}
-	l.here = slices.DeleteFunc(l.here, func(n uint64) bool {
+	gone := slices.DeleteFunc(slices.Clone(l.here), func(n uint64) bool {
 		kept := keepsLinks(v.Checkpoint(n))
 		if l.making[n] || kept && r.node.opts.CheckpointLocalLinks || v.NextCheckpoint() <= n {
-			return false
+			return true
 		}
-		if op := v.RunningRollback(); op != nil && op.Checkpoint == n {
-			return false
-		}
+		op := v.RunningRollback()
+		return op != nil && op.Checkpoint == n
+	})
+	if len(gone) == 0 || l.removing {
+		return
+	}
+	l.removing = true
+	r.spawn(func() { r.removeLinks(gone) })
+}
+
+// removeLinks removes what is kept for checkpoints. It takes its time beside the
+// checkpoint loop, and without the lock, for which the apply goroutine waits.
+func (r *replica) removeLinks(gone []uint64) {
+	var left []uint64
+	for _, n := range gone {
 		if err := os.RemoveAll(r.linkedDir(n)); err != nil {
 			r.logger.Warn("removing what a checkpoint kept", "checkpoint", n, "error", err)
-			return false
+			left = append(left, n)
 		}
-		return true
-	})
+	}
+	l := &r.linked
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.here = slices.DeleteFunc(l.here, func(n uint64) bool { return slices.Contains(gone, n) && !slices.Contains(left, n) })
+	l.removing = false
 }
 
 // prepareFromLinks prepares a rollback of what this replica keeps itself, if that is
