@@ -159,6 +159,10 @@ func (n *Node) canRestore(c *snapshot.Checkpoint) error {
 	case len(c.Broadcast) > 0 || len(c.Operator) > 0:
 		return refuse("restore", "the checkpoint holds broadcast or operator state, which this build does not know; use a newer build")
 	}
+	want := restoredStates(c)
+	if err := want.Check(); err != nil {
+		return refuse("restore", fmt.Sprintf("the checkpoint's states or participants cannot be taken over: %v", err))
+	}
 	return nil
 }
 

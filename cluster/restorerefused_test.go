@@ -138,6 +138,14 @@ func TestRestoreRefusesWhatDoesNotFitAndChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	odd, _, err := snapshot.ReadCheckpoint(k.ctx(), k.objects, snapshot.MetadataKey(top.Cluster, c.Number), [32]byte{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd.Number, odd.Participants = 8, []snapshot.Participant{{ID: "a/b"}}
+	if _, _, err := snapshot.StoreMetadata(k.ctx(), k.objects, odd); err != nil {
+		t.Fatal(err)
+	}
 	next := k.sharing(testcluster.Options{Nodes: 3, Shards: 2, KeyGroups: 12})
 	for _, bad := range []struct {
 		name   string
@@ -152,6 +160,7 @@ func TestRestoreRefusesWhatDoesNotFitAndChangesNothing(t *testing.T) {
 		{"no number", func(s *cluster.FoundSpec) { s.Restore = string(top.Cluster) + "/+1" }, base.ErrInvalid, "restore"},
 		{"an object", func(s *cluster.FoundSpec) { s.Restore = c.Shards[0].Report.ManifestKey }, base.ErrNotFound, "restore"},
 		{"no such checkpoint", func(s *cluster.FoundSpec) { s.Restore = string(top.Cluster) + "/9" }, base.ErrNotFound, "restore"},
+		{"a name that nobody can have", func(s *cluster.FoundSpec) { s.Restore = string(top.Cluster) + "/8" }, base.ErrConflict, "restore"},
 		{"no such cluster", func(s *cluster.FoundSpec) { s.Restore = "nobody/latest" }, base.ErrNotFound, "restore"},
 	} {
 		for _, node := range []int{0, 1} { // the founder, and one that passes it on

@@ -68,8 +68,8 @@ func (n *Node) restoredFrom(ctx context.Context, r *meta.FoundingRestore) (*snap
 	return c, nil
 }
 
-// restoreStates declares what the checkpoint declares, before shards are placed.
-func (n *Node) restoreStates(ctx context.Context, s *system, c *snapshot.Checkpoint) error {
+// restoredStates is what a checkpoint gives to the metadata of the new cluster.
+func restoredStates(c *snapshot.Checkpoint) meta.RestoredStates {
 	var want meta.RestoredStates
 	for _, k := range c.Keyspaces {
 		want.Keyspaces = append(want.Keyspaces, meta.Keyspace{Name: k.Name, KeyType: k.KeyType})
@@ -84,6 +84,12 @@ func (n *Node) restoreStates(ctx context.Context, s *system, c *snapshot.Checkpo
 	for _, p := range c.Participants {
 		want.Positions = append(want.Positions, meta.RestoredPosition{Participant: p.ID, Cluster: c.ClusterID, Checkpoint: c.Number, Bytes: p.Bytes})
 	}
+	return want
+}
+
+// restoreStates declares what the checkpoint declares, before shards are placed.
+func (n *Node) restoreStates(ctx context.Context, s *system, c *snapshot.Checkpoint) error {
+	want := restoredStates(c)
 	for more := true; more; {
 		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 			txn, err := meta.RestoreStatesTxn(v, want)

@@ -138,6 +138,53 @@ type RestoredStates struct {
 	Positions []RestoredPosition
 }
 
+// Check says why RestoreStatesTxn could not take all of it: a founding that began with
+// such a checkpoint would never end.
+func (r *RestoredStates) Check() error {
+	keyspaces, ids := make(map[string]bool), make(map[uint32]bool)
+	names, participants := make(map[string]bool), make(map[string]bool)
+	twice := func(field, name string) error { return base.Invalid(field, fmt.Sprintf("%q is there twice", name)) }
+	for i := range r.Keyspaces {
+		k := &r.Keyspaces[i]
+		if err := checkName("keyspace", k.Name); err != nil {
+			return err
+		}
+		if keyspaces[k.Name] {
+			return twice("keyspace", k.Name)
+		}
+		keyspaces[k.Name] = true
+	}
+	for i := range r.States {
+		d := &r.States[i]
+		name := stateName(d.Keyspace, d.Name)
+		if err := checkDeclaration(d); err != nil {
+			return err
+		}
+		switch {
+		case d.ID == 0 || ids[d.ID]:
+			return base.Invalid("state", fmt.Sprintf("state %s has number %d, which is 0 or that of another", name, d.ID))
+		case d.DroppedMs == 0 && names[name]:
+			return twice("state", name)
+		}
+		ids[d.ID] = true
+		names[name] = names[name] || d.DroppedMs == 0
+	}
+	for i := range r.Positions {
+		p := &r.Positions[i]
+		if err := checkName("participant", p.Participant); err != nil {
+			return err
+		}
+		if participants[p.Participant] {
+			return twice("participant", p.Participant)
+		}
+		participants[p.Participant] = true
+		if len(p.Bytes) > MaxPositionBytes {
+			return tooMany("position", MaxPositionBytes)
+		}
+	}
+	return nil
+}
+
 // The bounds of one transaction of RestoreStatesTxn.
 const (
 	maxRestoredStates = 2000

@@ -170,3 +170,38 @@ func TestSeedsNameTheFirstVoters(t *testing.T) {
 		t.Error("shards from a checkpoint in a cluster without one")
 	}
 }
+
+// What a founding could not take over is refused before anything is durable: the
+// `_metadata` may be anybody's.
+func TestRestoredStatesAreChecked(t *testing.T) {
+	whole := func() *RestoredStates {
+		return &RestoredStates{
+			Keyspaces: []Keyspace{{Name: "k", KeyType: "string"}, {Name: "l", KeyType: "int64"}},
+			States: []Declaration{{ID: 1, Keyspace: "k", Name: "a", Kind: "value", KeyType: "string"},
+				{ID: 2, Keyspace: "k", Name: "a", Kind: "value", KeyType: "string", DroppedMs: 5}, {ID: 3, Keyspace: "l", Name: "a", Kind: "list", KeyType: "int64"}},
+			Positions: []RestoredPosition{{Participant: "p", Bytes: make([]byte, MaxPositionBytes)}, {Participant: "q"}},
+		}
+	}
+	if err := whole().Check(); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*RestoredStates){
+		"a keyspace without a name":   func(r *RestoredStates) { r.Keyspaces[0].Name = "" },
+		"a keyspace twice":            func(r *RestoredStates) { r.Keyspaces[1].Name = "k" },
+		"a name with a slash":         func(r *RestoredStates) { r.States[0].Name = "a/b" },
+		"a number twice":              func(r *RestoredStates) { r.States[2].ID = 1 },
+		"the number of a dropped one": func(r *RestoredStates) { r.States[2].ID = 2 },
+		"no number":                   func(r *RestoredStates) { r.States[0].ID = 0 },
+		"a state twice":               func(r *RestoredStates) { r.States[1].DroppedMs = 0 },
+		"a state of no kind":          func(r *RestoredStates) { r.States[0].Kind = "" },
+		"a participant twice":         func(r *RestoredStates) { r.Positions[1].Participant = "p" },
+		"a participant of no name":    func(r *RestoredStates) { r.Positions[1].Participant = "" },
+		"a position that is too long": func(r *RestoredStates) { r.Positions[0].Bytes = make([]byte, MaxPositionBytes+1) },
+	} {
+		r := whole()
+		spoil(r)
+		if err := r.Check(); !errors.Is(err, base.ErrInvalid) && !errors.Is(err, base.ErrTooLarge) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
