@@ -252,11 +252,13 @@ func plannedShard(rec *meta.Shard, c *snapshot.Checkpoint) RestoredShard {
 		out.Nodes = append(out.Nodes, r.Node)
 	}
 	for i, s := range sourcesOf(c, rangeOf(rec)) {
-		from := RestoreSource{ID: s.Group, Range: s.Range, Bytes: s.FullBytes, How: "copied"}
+		from := RestoreSource{ID: s.Group, Range: s.Range, Bytes: s.FullBytes}
 		switch {
-		case i == 0 && s.Range.Lo >= out.Range.Lo && s.Range.Hi <= out.Range.Hi:
+		case i > 0 && c.Engine == "mem": // a store has one image
+			from.How = "copied"
+		case out.Range.ContainsRange(s.Range):
 			from.How = "linked"
-		case i == 0:
+		default:
 			from.How = "clipped"
 		}
 		out.Sources = append(out.Sources, from)

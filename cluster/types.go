@@ -166,8 +166,9 @@ type RestoreSource struct {
 	ID    base.GroupID
 	Range keygroup.Range
 	Bytes int64
-	// How is "linked" if its files are taken as they are, "clipped" if the rest of
-	// them is removed, "copied" if its keys are written once more.
+	// How is "linked" if its files are taken as they are (but for those that were
+	// just flushed, where there is another source), "clipped" if the rest of their
+	// range is removed first, "copied" if its keys are written once more.
 	How string
 }
 
