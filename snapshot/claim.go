@@ -88,9 +88,9 @@ func (c *Checkpoint) names(ctx context.Context, store objectstore.Store) (object
 			return nil, nil, err
 		}
 		manifests[s.ManifestKey] = true
-		for j := range m.Files {
-			if key := m.Files[j].Object; key != "" {
-				objects[key] = true
+		for _, f := range m.FetchManifest().Files {
+			if f.Object != "" {
+				objects[f.Object] = true
 			}
 		}
 	}

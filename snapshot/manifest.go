@@ -32,7 +32,7 @@ type Manifest struct {
 	Files []File
 	// Changelog, if there is one, leads from the files, which are of an earlier
 	// moment then, to Index, Term, Sequence and ClockMs.
-	Changelog *Changelog
+	Changelog *Changelog `json:",omitempty"`
 }
 
 // File is one file of a snapshot.

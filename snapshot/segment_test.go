@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -269,6 +270,51 @@ func TestUploadedChangelogs(t *testing.T) {
 	s.change(t, lost, func(b []byte) []byte { b[50] ^= 1; return b })
 	v, err = verify(t, s, key, true)
 	expectBad(t, v, err, lost, snapshot.FaultDamaged)
+}
+
+// A claimed checkpoint takes its segments with it, but none that another one uses.
+func TestDeleteClaimedKnowsSegments(t *testing.T) {
+	s := openStore(t)
+	c := sampleContent()
+	m := c.whole()
+	m.Index, m.Term, m.Sequence, m.ClockMs = 4700, 5, 8000, 1_600_000_000_000
+	alone := mustUpload(t, c.write(t), m, uploadOptions(s, 1, registry{})).ManifestKey // of no checkpoint
+	var cut snapshot.Manifest
+	var keys, segments []string
+	for i, seg := range []*snapshot.Segment{sampleSegment(4701, "first", "-", "", "fourth"), sampleSegment(4705, "a", "b")} {
+		o := uploadOptions(s, uint64(2+i), nil)
+		ref, err := snapshot.PutSegment(testCtx(t), seg, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		segments = append(segments, ref.Object)
+		next := *m
+		next.Index, next.Term, next.Sequence, next.ClockMs = seg.Last(), 9, 9000, 1_700_000_000_000
+		next.Changelog = &snapshot.Changelog{Base: m.Cut(), Segments: []snapshot.SegmentRef{ref}}
+		if i > 0 {
+			next.Changelog.Segments = append(slices.Clone(cut.Changelog.Segments), ref)
+		}
+		u, err := snapshot.UploadChangelog(testCtx(t), &next, map[string]bool{ref.Object: true}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, putCheckpoint(t, s, checkpointOf(uint64(2+i), &next, u)))
+		cut = next
+	}
+	for i, want := range []string{segments[1], segments[0]} { // the second one first: the other uses its first segment
+		if _, err := snapshot.DeleteClaimed(testCtx(t), s, keys[1-i], [sha256.Size]byte{}); err != nil {
+			t.Fatal(err)
+		}
+		left := keysOf(t, s)
+		if slices.Contains(left, want) || i == 0 && !slices.Contains(left, segments[0]) || i == 1 && !slices.Equal(left, []string{alone}) {
+			t.Errorf("left are %q", left)
+		}
+		if i == 0 {
+			if _, err := verify(t, s, keys[0], true); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 }
 
 // FuzzDecodeSegment: no bytes make it panic or allocate out of proportion, and what
