@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -33,26 +34,31 @@ type stalled struct {
 	t       *testing.T
 	s       engine.Store
 	dir     string
+	write   func(b *engine.Batch, n uint64)
 	release func()
 	written atomic.Uint64
 	ended   chan error
 }
 
-// stall makes one in dir.
-func stall(t *testing.T, d *Driver, dir string, files int) *stalled {
+// stall makes one in dir; write puts the operations of a batch together.
+func stall(t *testing.T, d *Driver, dir string, files int, write func(b *engine.Batch, n uint64)) *stalled {
 	t.Helper()
 	s := openNumbered(t, d, dir)
-	st := &stalled{t: t, s: s, dir: dir, release: sync.OnceFunc(holdCompactions()), ended: make(chan error, 1)}
+	st := &stalled{t: t, s: s, dir: dir, write: write, release: sync.OnceFunc(holdCompactions()), ended: make(chan error, 1)}
 	t.Cleanup(st.release)
 	for range files {
-		must(t, writeNumber(s, new(engine.Batch), st.written.Add(1)))
+		var b engine.Batch
+		write(&b, st.written.Add(1))
+		must(t, s.Write(&b))
 		must(t, s.Flush())
 	}
 	go func() {
 		var b engine.Batch
 		for {
 			n := st.written.Load() + 1
-			if err := writeNumber(s, &b, n); err != nil {
+			b.Reset()
+			write(&b, n)
+			if err := s.Write(&b); err != nil {
 				st.ended <- err
 				return
 			}
@@ -62,14 +68,23 @@ func stall(t *testing.T, d *Driver, dir string, files int) *stalled {
 	return st
 }
 
-// writeNumber writes a batch of a few bytes, since RocksDB makes writes as slow as
-// 16 KiB a second: its number into every family.
-func writeNumber(s engine.Store, b *engine.Batch, n uint64) error {
-	b.Reset()
+// putNumbers makes a batch of a few bytes, since RocksDB makes writes as slow as
+// 16 KiB a second: its number in every family.
+func putNumbers(b *engine.Batch, n uint64) {
 	for _, f := range append(fullFamilies, engine.MetaFamily) {
 		b.Put(f, []byte("number"), binary.BigEndian.AppendUint64(nil, n))
 	}
-	return s.Write(b)
+}
+
+// putBytes makes a batch of 16 KiB that nothing makes smaller in one family, so that
+// a compaction needs more room than a disk that is full may still have.
+func putBytes(b *engine.Batch, n uint64) {
+	rnd, value := rand.New(rand.NewPCG(n, 1)), make([]byte, 16<<10)
+	for i := range value {
+		value[i] = byte(rnd.Uint32())
+	}
+	b.Put(1, []byte("number"), binary.BigEndian.AppendUint64(nil, n))
+	b.Put(1, fmt.Append(nil, n), value)
 }
 
 // calls are those of B61 that are not the end of a store.
@@ -105,7 +120,7 @@ func stallDriver(t *testing.T) *Driver {
 func TestCallsReturnWhileWritesAreSlow(t *testing.T) {
 	for _, what := range []string{"flush", "checkpoint", "compaction"} {
 		t.Run(what, func(t *testing.T) {
-			st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), slowFiles)
+			st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), slowFiles, putNumbers)
 			call := st.calls()[what]
 			for range 3 {
 				before := st.written.Load()
@@ -123,12 +138,12 @@ func TestCallsReturnWhileWritesAreSlow(t *testing.T) {
 // goes on with the compaction that they wait for.
 func TestCallsReturnWhileWritesAreStopped(t *testing.T) {
 	t.Run("shutdown", func(t *testing.T) {
-		st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), stopFiles)
+		st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), stopFiles, putNumbers)
 		st.awaitStopped()
 		st.close()
 	})
 	t.Run("compacted", func(t *testing.T) {
-		st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), stopFiles)
+		st := stall(t, stallDriver(t), filepath.Join(t.TempDir(), "s"), stopFiles, putNumbers)
 		before := st.awaitStopped()
 		ended := make(chan error)
 		calls := st.calls()
@@ -165,7 +180,7 @@ func (st *stalled) awaitStopped() uint64 {
 func TestCallsReturnWhileWritesWaitForAFullDisk(t *testing.T) {
 	needsRelease(t)
 	d, dir := onSmallDisk(t)
-	st := stall(t, d, dir, stopFiles)
+	st := stall(t, d, dir, stopFiles, putBytes)
 	st.awaitStopped()
 	filler := filepath.Join(filepath.Dir(dir), "filler")
 	fill(t, filler)
@@ -195,14 +210,10 @@ func TestCallsReturnWhileWritesWaitForAFullDisk(t *testing.T) {
 	if err := inTime(t, "the writer", func() error { return <-st.ended }); !errors.Is(err, base.ErrReopen) {
 		t.Errorf("the write that waited: %v", err)
 	}
-	v, _, err := st.s.DurableGet([]byte("number"))
-	must(t, err)
 	closeInTime(t, st.s)
 	s := openNumbered(t, d, dir)
-	for _, f := range append(fullFamilies, engine.MetaFamily) {
-		if got, _, err := s.Get(f, []byte("number")); err != nil || !bytes.Equal(got, v) {
-			t.Errorf("family %d has batch %x, %x was durable; %v", f, got, v, err)
-		}
+	if got, _, err := s.Get(1, []byte("number")); err != nil || len(got) != 8 || binary.BigEndian.Uint64(got) < stopFiles {
+		t.Errorf("it has batch %x, %d were flushed; %v", got, stopFiles, err)
 	}
 	must(t, inTime(t, "a compaction after the full disk", s.Compact))
 	must(t, s.Close())
