@@ -105,8 +105,12 @@ func (c *core) mayRollBack(r *Rollback) error {
 
 // CheckPrepared says whether a store, which holds the shard as a checkpoint had
 // it, is one that header's shard can be rolled back to. base.ErrIdentity if it is
-// that of another shard or range, base.ErrCorrupt if it is damaged.
+// that of another shard or range, base.ErrCorrupt if it is damaged, base.ErrNotReady
+// if the replica has applied nothing yet, so that nothing can be said.
 func CheckPrepared(store engine.Store, header *Header) error {
+	if !header.core.initialised {
+		return fmt.Errorf("the replica has nothing of the shard yet: %w", base.ErrNotReady)
+	}
 	_, err := loadPrepared(store, &header.core)
 	return err
 }

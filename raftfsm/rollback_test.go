@@ -255,6 +255,12 @@ func TestPreparedStoreOfAnotherShardIsRefused(t *testing.T) {
 	if err := raftfsm.CheckPrepared(r.store, r.m.Header()); err != nil {
 		t.Error(err)
 	}
+	// A replica that was just made says nothing of what is prepared: the rollback
+	// would be given up for it.
+	fresh := emptyReplica(t, newDriver(t, "mem"), raftfsm.Options{})
+	if err := raftfsm.CheckPrepared(r.store, fresh.m.Header()); !errors.Is(err, base.ErrNotReady) || errors.Is(err, base.ErrIdentity) {
+		t.Error(err)
+	}
 	r.ok(r.command(fence(1, 3)))
 	was := r.dir
 	if o := r.command(rollback(1, 3)); o.Err == nil || !errors.Is(r.fatal, base.ErrIdentity) || r.dir != was {

@@ -149,7 +149,7 @@ func (s *seat) removeEnded(v *meta.View) {
 
 // prepare brings what the shard had at the checkpoint beside the store, and says so.
 func (s *seat) prepare(op *meta.Rollback, rs *meta.RollbackShard) {
-	done := rs.State == meta.RollbackShardSwapped || rs.State == meta.RollbackShardOpen || s.m.Header().RolledBack >= op.ID || s.m.Header().M == 0
+	done := rs.State == meta.RollbackShardSwapped || rs.State == meta.RollbackShardOpen || s.m.Header().RolledBack >= op.ID
 	if done || slices.Contains(rs.Prepared, s.replica) || s.preparing == op.ID {
 		return
 	}
@@ -216,8 +216,10 @@ func (s *seat) fetch(op *meta.Rollback) (hopeless string, err error) {
 		return "", err
 	}
 	if err := errors.Join(raftfsm.CheckPrepared(store, s.m.Header()), store.Close(), os.RemoveAll(try)); err != nil {
-		w.problem("what shard %s had at checkpoint %d: %v", s.g.id, number, err)
-		return "", err
+		if !errors.Is(err, base.ErrNotReady) { // it has no store to speak of yet
+			w.problem("what shard %s had at checkpoint %d: %v", s.g.id, number, err)
+		}
+		return "", errors.Join(err, os.RemoveAll(dir))
 	}
 	s.prepared[op.ID] = dir
 	return "", nil
