@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"path/filepath"
 	"sync"
@@ -9,9 +10,12 @@ import (
 	"time"
 
 	"github.com/keelstate/keelstate/api/server"
+	"github.com/keelstate/keelstate/broadcast/meta"
 	keel "github.com/keelstate/keelstate/client"
 	node "github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/testcluster"
+	"github.com/keelstate/keelstate/objectstore"
 	"github.com/keelstate/keelstate/objectstore/file"
 )
 
@@ -22,6 +26,12 @@ type Options struct {
 	Engine string // "mem" (default) or "rocks"
 	// Unfounded leaves the cluster without init.
 	Unfounded bool
+	// Beside is a cluster whose object store this one uses too, so that it can be
+	// founded with a checkpoint of it.
+	Beside *Cluster
+	// Restore names the checkpoint that the cluster is founded with, as cluster init
+	// does.
+	Restore string
 }
 
 // Cluster is a running cluster.
@@ -29,6 +39,8 @@ type Cluster struct {
 	t         testing.TB
 	nodes     *testcluster.Cluster
 	addresses []string
+	objects   objectstore.Store // for checkpoints
+	uri       string
 
 	mu      sync.Mutex
 	servers []*serving // nil where stopped
@@ -56,20 +68,9 @@ func New(t testing.TB, o Options) *Cluster {
 		listeners[i] = l
 		c.addresses = append(c.addresses, l.Addr().String())
 	}
-	dir := t.TempDir()
-	objects, err := file.Open(dir) // for checkpoints; it outlives the nodes
-	if err != nil {
-		t.Fatalf("opening an object store: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := objects.Close(); err != nil {
-			t.Errorf("closing the object store: %v", err)
-		}
-	})
-	c.nodes = testcluster.New(t, testcluster.Options{Nodes: o.Nodes, Shards: o.Shards, Engine: o.Engine, Unfounded: o.Unfounded,
-		Configure: func(i int, n *node.Options) {
-			n.GRPCAddr, n.Objects, n.ObjectsURI = c.addresses[i], objects, "file://"+filepath.ToSlash(dir)
-		}})
+	c.openObjects(o.Beside)
+	c.nodes = testcluster.New(t, testcluster.Options{Nodes: o.Nodes, Shards: o.Shards, Engine: o.Engine, Unfounded: o.Unfounded || o.Restore != "",
+		Configure: func(i int, n *node.Options) { n.GRPCAddr, n.Objects, n.ObjectsURI = c.addresses[i], c.objects, c.uri }})
 	t.Cleanup(func() {
 		for i := range c.servers {
 			c.stopServing(i)
@@ -78,7 +79,51 @@ func New(t testing.TB, o Options) *Cluster {
 	for i := range listeners {
 		c.serve(i, listeners[i])
 	}
+	if o.Restore != "" {
+		c.restore(o.Restore)
+	}
 	return c
+}
+
+// openObjects opens an object store, which outlives the nodes, or takes another
+// cluster's.
+func (c *Cluster) openObjects(beside *Cluster) {
+	c.t.Helper()
+	if beside != nil {
+		c.objects, c.uri = beside.objects, beside.uri
+		return
+	}
+	dir := c.t.TempDir()
+	objects, err := file.Open(dir)
+	if err != nil {
+		c.t.Fatalf("opening an object store: %v", err)
+	}
+	c.objects, c.uri = objects, "file://"+filepath.ToSlash(dir)
+	c.t.Cleanup(func() {
+		if err := objects.Close(); err != nil {
+			c.t.Errorf("closing the object store: %v", err)
+		}
+	})
+}
+
+// restore founds the cluster with a checkpoint and waits until it serves.
+func (c *Cluster) restore(name string) {
+	c.t.Helper()
+	spec := c.nodes.Spec()
+	spec.KeyGroups, spec.Restore = 0, name
+	c.nodes.Eventually("the cluster is founded with "+name, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), testcluster.Wait)
+		defer cancel()
+		reply, err := c.nodes.Node(0).Init(ctx, spec)
+		switch {
+		case err != nil && !base.SentinelOf(err).Retryable:
+			c.t.Fatalf("restoring %s: %v", name, err)
+		case err == nil && reply.Phase != meta.PhaseDone:
+			err = fmt.Errorf("phase %s: %s", reply.Phase, reply.Problem)
+		}
+		return err
+	})
+	c.nodes.WaitReady()
 }
 
 // serve starts the gRPC server of a running node.
