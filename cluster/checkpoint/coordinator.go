@@ -123,8 +123,10 @@ type Coordinator struct {
 	running      uint64
 	runningSince time.Duration
 	// rolling is the rollback that was last seen running, from rollingSince on.
-	rolling      uint64
-	rollingSince time.Duration
+	// rollingReady is until when one that could be fenced waits for more replicas, 0
+	// before that.
+	rolling                    uint64
+	rollingSince, rollingReady time.Duration
 	// downSince is since when nodes seem down.
 	downSince map[base.NodeID]time.Duration
 

@@ -58,7 +58,7 @@ func TestRollbackIsLedThroughItsPhases(t *testing.T) {
 			}
 			k.phase(r, want)
 		}
-		k.prepared(r, 1, "n1", "n2")
+		k.prepared(r, 1, "n1", "n2", "n3")
 		k.prepared(r, 2, "n1", "n3")
 		next(meta.PhaseRollbackPrepare) // n2 leads the second
 		k.none(30 * time.Second)
@@ -91,6 +91,49 @@ func TestRollbackIsLedThroughItsPhases(t *testing.T) {
 func (k *kit) reportState(r *meta.Rollback, g base.GroupID, s meta.RollbackShardState) {
 	k.t.Helper()
 	k.do(meta.ReportRollbackStateTxn(k.view(), k.wallMs, r.ID, g, s))
+}
+
+// Once it could go on it waits for the replicas that live and prepare still, for as
+// long again as it took so far, within bounds, and not beyond its timeout (CK5).
+func TestRollbackWaitsForWhoPreparesStill(t *testing.T) {
+	for name, c := range map[string]struct {
+		took   time.Duration // until a quorum is prepared
+		end    func(*kit, *meta.Rollback)
+		waited time.Duration // until it goes on
+	}{
+		"all are prepared": {took: 10 * time.Second, end: func(k *kit, r *meta.Rollback) { k.prepared(r, 2, "n3") }},
+		"the node dies":    {took: 10 * time.Second, end: func(k *kit, _ *meta.Rollback) { k.dead["n3"] = true }},
+		"as long again":    {took: 10 * time.Second, waited: 10 * time.Second},
+		"at least a while": {took: time.Millisecond, waited: minPreparationWait},
+		"at most a while":  {took: 30 * time.Second, waited: 30 * time.Second},
+		"the timeout":      {took: 50 * time.Second, waited: 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, n := placed(t)
+			r := k.rollBack(n)
+			k.none(0)
+			k.none(c.took)
+			k.prepared(r, 1, "n1", "n2", "n3")
+			k.prepared(r, 2, "n1", "n2")
+			k.none(0)
+			if got := k.view().Rollback(r.ID).Phase; got != meta.PhaseRollbackPrepare {
+				t.Fatalf("the phase is %s while a replica prepares still", got)
+			}
+			if c.end != nil {
+				c.end(k, r)
+			} else {
+				k.none(c.waited - time.Millisecond)
+				if got := k.view().Rollback(r.ID).Phase; got != meta.PhaseRollbackPrepare {
+					t.Fatalf("the phase is %s after less than %v", got, c.waited)
+				}
+				k.none(time.Millisecond)
+			}
+			k.none(0)
+			if got := k.view().Rollback(r.ID); got.Phase != meta.PhaseRollbackFence {
+				t.Fatalf("the phase is %s (%s)", got.Phase, got.Error)
+			}
+		})
+	}
 }
 
 // One that is not prepared in time is given up, and says who was not.
