@@ -9,9 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -169,22 +171,26 @@ func (o *checkpointOptions) fetchFiles(ctx context.Context, f *fleet, c *keelsta
 	}
 	to := filepath.Join(f.dir, "fetched")
 	load, start := loadAverage(), time.Now()
-	size := int64(0)
+	var size atomic.Int64
+	g, gctx := errgroup.WithContext(ctx) // a node makes its replicas beside each other
 	for i := range read.Shards {
-		m, err := read.ReadManifest(ctx, store, &read.Shards[i])
-		if err == nil {
-			err = snapshot.Fetch(ctx, snapshot.StoreSource(store, m), m, filepath.Join(to, m.Group.String()), snapshot.FetchOptions{Parallel: 4})
-		}
-		if err != nil {
-			return errors.Join(err, store.Close())
-		}
-		size += m.Bytes()
+		g.Go(func() error {
+			m, err := read.ReadManifest(gctx, store, &read.Shards[i])
+			if err != nil {
+				return err
+			}
+			size.Add(m.Bytes())
+			return snapshot.Fetch(gctx, snapshot.StoreSource(store, m), m, filepath.Join(to, m.Group.String()), snapshot.FetchOptions{Parallel: 8})
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return errors.Join(err, store.Close())
 	}
 	took := time.Since(start)
 	if err := errors.Join(os.RemoveAll(to), store.Close()); err != nil {
 		return err
 	}
-	return o.show("restore", "fetch of all files, one process", load, figure{"s", took.Seconds()}, figure{"MB/s", perSecond(size, took)})
+	return o.show("restore", "fetch of all files, one process", load, figure{"s", took.Seconds()}, figure{"MB/s", perSecond(size.Load(), took)})
 }
 
 // restoreOnce founds a new cluster with the checkpoint.
@@ -225,15 +231,12 @@ func (o *checkpointOptions) measureCatchUp(ctx context.Context) error {
 			return err
 		}
 		for range o.rounds {
-			if err := o.catchUpOnce(ctx, f, d, "from a peer"); err != nil {
+			if err := o.catchUpOnce(ctx, f, d, "from a peer", nil); err != nil {
 				return err
 			}
 		}
 		for range o.rounds {
-			if err := o.leadFromUploader(ctx, d); err != nil {
-				return err
-			}
-			if err := o.catchUpOnce(ctx, f, d, "from the store", "--rebuild-from", "store"); err != nil {
+			if err := o.catchUpOnce(ctx, f, d, "from the store", o.leadFromUploader, "--rebuild-from", "store"); err != nil {
 				return err
 			}
 		}
@@ -258,18 +261,8 @@ func (o *checkpointOptions) leadFromUploader(ctx context.Context, d *dataset) er
 }
 
 // catchUpOnce has a follower's replica rebuilt while writes go on.
-func (o *checkpointOptions) catchUpOnce(ctx context.Context, f *fleet, d *dataset, how string, flags ...string) error {
-	topology, err := d.client.Topology(ctx)
-	if err != nil {
-		return err
-	}
-	shard := topology.GetShards()[0]
-	victim := f.nodes[0]
-	for _, n := range f.nodes {
-		if n.id != shard.GetLeaderHint() && n.id != topology.GetSystemLeaderHint() {
-			victim = n
-		}
-	}
+// before, if not nil, is done first, when the writes have begun.
+func (o *checkpointOptions) catchUpOnce(ctx context.Context, f *fleet, d *dataset, how string, before func(context.Context, *dataset) error, flags ...string) error {
 	p := &pacer{perSecond: o.catchUpRate, call: d.randomWrite(d.keys)}
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -287,6 +280,22 @@ func (o *checkpointOptions) catchUpOnce(ctx context.Context, f *fleet, d *datase
 		return err
 	}
 	quiet.to = time.Now()
+	if before != nil {
+		if err := before(ctx, d); err != nil {
+			return err
+		}
+	}
+	topology, err := d.client.Topology(ctx)
+	if err != nil {
+		return err
+	}
+	shard := topology.GetShards()[0]
+	victim := f.nodes[0]
+	for _, n := range f.nodes {
+		if n.id != shard.GetLeaderHint() && n.id != topology.GetSystemLeaderHint() {
+			victim = n
+		}
+	}
 	rebuild, err := f.damage(ctx, victim, shard.GetId(), flags...)
 	if err != nil {
 		return err
