@@ -102,7 +102,8 @@ func (l *checkpointLead) now() time.Duration { return time.Since(l.start) }
 
 // checkpointConfig is how this node, as the leader, takes checkpoints.
 func (n *Node) checkpointConfig() checkpoint.Config {
-	c := checkpoint.Config{Interval: n.opts.CheckpointInterval, Retain: n.opts.CheckpointRetain, Timeout: n.opts.CheckpointTimeout, SweepInterval: sweepInterval}
+	c := checkpoint.Config{Interval: n.opts.CheckpointInterval, Retain: n.opts.CheckpointRetain, Timeout: n.opts.CheckpointTimeout,
+		Changelog: n.opts.CheckpointChangelog, SweepInterval: sweepInterval}
 	if n.opts.Objects == nil {
 		c.Interval, c.SweepInterval = 0, 0
 	}

@@ -145,6 +145,15 @@ func (n *Node) SystemState() (revision base.Revision, last uint64) {
 	return s.store.Snapshot().Revision(), last
 }
 
+// CutShardLog takes a snapshot of this node's replica of a shard and keeps nothing of
+// the log before it.
+func (n *Node) CutShardLog(ctx context.Context, g base.GroupID) error {
+	n.mu.Lock()
+	r := n.mu.replicas[g]
+	n.mu.Unlock()
+	return r.cutLogOnce(ctx)
+}
+
 // CompactSystem takes a snapshot of this node's copy of the metadata and cuts the
 // log to its end.
 func (n *Node) CompactSystem() error {

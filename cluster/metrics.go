@@ -39,6 +39,8 @@ type metrics struct {
 	barrierSeconds *prometheus.HistogramVec
 	// uploads of shards for checkpoints, by how they ended.
 	uploads *prometheus.CounterVec
+	// what changelog checkpoints have stored.
+	materialisations, changelogBytes, changelogSegments *prometheus.CounterVec
 	// bytes read by scrubs, and parts of replicas that they found damaged.
 	scrubBytes, scrubFindings *prometheus.CounterVec
 }
@@ -68,6 +70,12 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Time for which the uploader's apply stood at the barrier of a checkpoint.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}, group),
 		uploads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_uploads_total",
 			Help: "Uploads of shards for checkpoints, by how they ended: done, failed, abandoned."}, []string{"group", "what"}),
+		materialisations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_materialisations_total",
+			Help: "Uploads for checkpoints of mode changelog that stored files; the others stored the log."}, group),
+		changelogBytes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_changelog_bytes_total",
+			Help: "Bytes of the log that were stored for checkpoints of mode changelog."}, group),
+		changelogSegments: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_changelog_segments_total",
+			Help: "Segments of the log that were stored for checkpoints of mode changelog."}, group),
 		damaged: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_damaged_total",
 			Help: "Replicas found damaged on this node."}, group),
 		reopened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_reopened_total",
@@ -81,7 +89,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.entryRequests, m.entryBytes, m.commitSeconds, m.writes, m.refusals,
-			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.damaged, m.reopened, m.rebuilt, m.scrubBytes, m.scrubFindings} {
+			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.materialisations, m.changelogBytes, m.changelogSegments, m.damaged, m.reopened, m.rebuilt, m.scrubBytes, m.scrubFindings} {
 			if err := reg.Register(c); err != nil {
 				return nil, err
 			}
@@ -130,5 +138,12 @@ func (g *groupMetrics) refused(err error) {
 }
 
 func (g *groupMetrics) upload(what string) { g.m.uploads.WithLabelValues(g.label, what).Inc() }
+
+func (g *groupMetrics) materialised() { g.m.materialisations.WithLabelValues(g.label).Inc() }
+
+func (g *groupMetrics) changelog(bytes int64, segments int) {
+	g.m.changelogBytes.WithLabelValues(g.label).Add(float64(bytes))
+	g.m.changelogSegments.WithLabelValues(g.label).Add(float64(segments))
+}
 
 func (g *groupMetrics) snapshot(what string) { g.m.snapshots.WithLabelValues(g.label, what).Inc() }

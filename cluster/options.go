@@ -100,6 +100,11 @@ type Options struct {
 	// CheckpointLocalLinks makes every replica keep what it held at the barriers of
 	// the checkpoints that are kept, so that a rollback fetches nothing.
 	CheckpointLocalLinks bool
+	// CheckpointChangelog makes checkpoints store the log since an earlier one in
+	// place of the files of now, unless that log has more bytes than the larger of
+	// ChangelogMaterializeBytes (default 64 MiB) and half of the files.
+	CheckpointChangelog       bool
+	ChangelogMaterializeBytes int64
 	// AppliedLagBound is the lag, in entries, up to which a replica counts as
 	// ready. Default 10,000.
 	AppliedLagBound uint64
@@ -146,6 +151,7 @@ func (o *Options) EnsureDefaults() {
 	def(&o.CheckpointRetain, 3)
 	def(&o.CheckpointTimeout, 10*time.Minute)
 	def(&o.OrphanGrace, 24*time.Hour)
+	def(&o.ChangelogMaterializeBytes, 64<<20)
 	def(&o.AppliedLagBound, 10_000)
 	def(&o.ScrubInterval, 24*time.Hour)
 	def(&o.ScrubBytesPerSecond, 16<<20)
@@ -186,6 +192,7 @@ func (o *Options) Validate() error {
 	need(o.CheckpointInterval >= 0 && (o.CheckpointInterval == 0 || o.Objects != nil), "checkpoint-interval", "give an object store too, or 0 for no automatic checkpoints")
 	need(o.CheckpointRetain >= 1, "checkpoint-retain", "keep at least 1")
 	need(o.CheckpointTimeout > 0, "checkpoint-timeout", "give a time")
+	need(o.ChangelogMaterializeBytes > 0, "changelog-materialize-bytes", "give bytes")
 	need(o.OrphanGrace > 0, "OrphanGrace", "give a time")
 	need(o.ElectionTimeout >= 20*time.Millisecond, "ElectionTimeout", "use at least 20 ms")
 	return errors.Join(errs...)

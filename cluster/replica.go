@@ -79,6 +79,7 @@ type replica struct {
 	balanceSince time.Time
 	rollback     rollbackWork
 	linked       linkedCheckpoints
+	changelog    changelog
 	// alone: no files of older generations are left beside this one's.
 	alone bool
 }

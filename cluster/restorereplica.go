@@ -228,7 +228,7 @@ func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, spec meta.Foun
 		return err
 	}
 	failpoint.Hit("cluster.restore.fetched")
-	stores, err := r.openSources(fetched)
+	stores, err := r.openSources(ctx, fetched)
 	if err == nil {
 		err = raftfsm.Assemble(ctx, stores[0], stores[1:], raftfsm.Seed{Group: r.id, Birth: rec.Birth, Range: r.rng, Epoch: rec.Epoch,
 			Incarnation: spec.Restore.Incarnation, Index: rec.Seed.Index, Term: rec.Seed.Term, States: statesOf(c)})
@@ -279,7 +279,8 @@ func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sour
 		return nil, fmt.Errorf("removing what an earlier restore left: %w", err)
 	}
 	for _, f := range out {
-		err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, f.manifest), f.manifest, f.dir,
+		all := f.manifest.FetchManifest()
+		err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, all), all, f.dir,
 			snapshot.FetchOptions{Parallel: storeFetches, Hashes: r.snaps.hashes})
 		if err != nil {
 			return nil, fmt.Errorf("fetching shard %s of the checkpoint: %w", f.manifest.Group, err)
@@ -288,9 +289,10 @@ func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sour
 	return out, nil
 }
 
-// openSources opens copies of the sources. If it fails the stores that it returns
+// openSources opens copies of the sources, each as the shard was at the barrier. If
+// it fails the stores that it returns
 // are open as well.
-func (r *replica) openSources(sources []fetchedSource) ([]engine.Store, error) {
+func (r *replica) openSources(ctx context.Context, sources []fetchedSource) ([]engine.Store, error) {
 	var stores []engine.Store
 	for i, f := range sources {
 		dir := filepath.Join(r.seedDir(), fmt.Sprintf("source-%d", i))
@@ -302,6 +304,9 @@ func (r *replica) openSources(sources []fetchedSource) ([]engine.Store, error) {
 			return stores, fmt.Errorf("opening shard %s of the checkpoint: %w", f.manifest.Group, err)
 		}
 		stores = append(stores, s)
+		if err := replayChangelog(ctx, s, f.manifest, f.dir); err != nil {
+			return stores, fmt.Errorf("opening shard %s of the checkpoint: %w", f.manifest.Group, err)
+		}
 	}
 	return stores, nil
 }

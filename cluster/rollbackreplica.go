@@ -35,6 +35,9 @@ const (
 	rollbackPrefix   = "rollback-"
 	preparedManifest = "MANIFEST"
 	preparedFiles    = "files"
+	// preparedBase has what was fetched of a checkpoint that is files and a log, of
+	// which preparedFiles is made.
+	preparedBase = "base"
 	// maxPreparing bounds the replicas of a node that are prepared at once.
 	maxPreparing = 2
 	// prepareMin and prepareMax are the pauses after what failed.
@@ -240,10 +243,19 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 	if name, err := r.currentStore(); err == nil {
 		o.ReuseDirs = []string{filepath.Join(r.dir, name)}
 	}
-	if err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, m), m, files, o); err != nil {
+	all, to := m.FetchManifest(), files
+	if m.Changelog != nil {
+		to = filepath.Join(dir, preparedBase)
+	}
+	if err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, all), all, to, o); err != nil {
 		return fmt.Errorf("fetching shard %s of checkpoint %d: %w", r.id, op.Checkpoint, err)
 	}
 	failpoint.Hit("cluster.rollback.fetched")
+	if m.Changelog != nil {
+		if m, err = r.materialise(ctx, dir, files, m); err != nil {
+			return fmt.Errorf("making shard %s of checkpoint %d: %w", r.id, op.Checkpoint, err)
+		}
+	}
 	return r.markPrepared(dir, m)
 }
 

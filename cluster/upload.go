@@ -95,6 +95,12 @@ func (r *replica) flushForCheckpoint(c *meta.Checkpoint, s *meta.CheckpointShard
 		return
 	}
 	r.spawn(func() {
+		if r.planChangelog(c, s) {
+			_ = r.node.tellCheckpoint(r.ctx, c.Number, func(v *meta.View) (broadcast.Txn, error) {
+				return meta.ReportFlushedTxn(v, r.node.wallMs(), c.Number, r.id, s.Attempt)
+			})
+			return
+		}
 		if err := r.flush(); err != nil {
 			r.node.failUpload(r.ctx, c.Number, r.id, s.Attempt, fmt.Sprintf("flushing: %v", err))
 			return
@@ -125,6 +131,10 @@ type cut struct {
 	header  *raftfsm.Header
 	dir     string
 	finish  func() error
+	// log is set if the log since an earlier checkpoint is stored, and no files;
+	// digest is what the state machine has at the barrier.
+	log    *lineage
+	digest [32]byte
 	// took is for how long the apply goroutine stood.
 	took time.Duration
 }
@@ -139,11 +149,7 @@ func (r *replica) beginUpload(b raftfsm.Barrier) {
 	}
 	c := cut{barrier: b, header: r.machine.Header(), dir: filepath.Join(r.snaps.incoming(), fmt.Sprintf("tmp-checkpoint-%d", b.Attempt))}
 	start := time.Now()
-	store, release, err := r.machine.Store()
-	if err == nil {
-		c.finish, err = store.BeginCheckpoint(c.dir)
-		release()
-	}
+	err := r.takeCut(&c)
 	c.took = time.Since(start)
 	r.metrics.barrierSeconds.Observe(c.took.Seconds())
 	r.spawn(func() {
@@ -173,14 +179,31 @@ func (r *replica) beginUpload(b raftfsm.Barrier) {
 	})
 }
 
+// takeCut fixes what the store holds, or where the log stands if that is stored.
+func (r *replica) takeCut(c *cut) error {
+	if c.log = r.cutChangelog(c.barrier, c.header); c.log != nil {
+		c.digest = r.machine.Digest()
+		return nil
+	}
+	store, release, err := r.machine.Store()
+	if err != nil {
+		return err
+	}
+	defer release()
+	c.finish, err = store.BeginCheckpoint(c.dir)
+	return err
+}
+
 // upload brings the cut into the object store and into the registry.
 func (r *replica) upload(ctx context.Context, c *cut) error {
 	start := time.Now()
 	if r.node.opts.Objects == nil {
 		return errNoObjectStore()
 	}
-	if err := c.finish(); err != nil {
-		return fmt.Errorf("taking a checkpoint of %s: %w", r.id, err)
+	if c.log == nil {
+		if err := c.finish(); err != nil {
+			return fmt.Errorf("taking a checkpoint of %s: %w", r.id, err)
+		}
 	}
 	failpoint.Hit("cluster.upload.begin")
 	select {
@@ -194,6 +217,9 @@ func (r *replica) upload(ctx context.Context, c *cut) error {
 	v, err := r.node.runningCheckpoint(ctx, c.barrier.Number)
 	if err != nil {
 		return err
+	}
+	if c.log != nil {
+		return r.uploadChangelog(ctx, c, v, start)
 	}
 	m := manifestOf(c.header, r.node.opts.Driver.Name())
 	if m.Files, err = snapshot.HashFiles(ctx, c.dir, r.snaps.hashes); err != nil {
@@ -218,11 +244,15 @@ func (r *replica) upload(ctx context.Context, c *cut) error {
 	if err := failpoint.Err("cluster.upload.stored"); err != nil {
 		return err
 	}
-	return r.report(ctx, c, up, time.Since(start))
+	if err := r.report(ctx, c, m, up, time.Since(start)); err != nil {
+		return err
+	}
+	r.beginChangelog(v.Checkpoint(c.barrier.Number), m, c.header)
+	return nil
 }
 
 // report registers what an upload has stored, and says that the shard is done.
-func (r *replica) report(ctx context.Context, c *cut, up *snapshot.Uploaded, took time.Duration) error {
+func (r *replica) report(ctx context.Context, c *cut, m *snapshot.Manifest, up *snapshot.Uploaded, took time.Duration) error {
 	b := c.barrier
 	objects := registered(up.New)
 	batches := meta.CutObjects(objects)
@@ -244,6 +274,9 @@ func (r *replica) report(ctx context.Context, c *cut, up *snapshot.Uploaded, too
 		ManifestKey: up.ManifestKey, ManifestSHA256: up.ManifestSHA256, ManifestSize: up.ManifestSize,
 		FullBytes: up.FullBytes, NewBytes: up.NewBytes, Files: up.Files, NewFiles: up.NewFiles, Requests: up.Requests,
 		SyncMs: uint64(c.took.Milliseconds()), AsyncMs: uint64(took.Milliseconds()),
+	}
+	if m.Changelog != nil {
+		rep.BaseIndex, rep.LogBytes, rep.Segments = m.Changelog.Base.Index, m.Changelog.Bytes(), len(m.Changelog.Segments)
 	}
 	err := r.node.tellCheckpoint(ctx, b.Number, func(v *meta.View) (broadcast.Txn, error) {
 		return meta.ReportUploadedTxn(v, r.node.wallMs(), b.Number, r.id, b.Attempt, rep, last, up.Reused)

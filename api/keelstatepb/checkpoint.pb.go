@@ -901,18 +901,24 @@ type CheckpointShard struct {
 	Attempt  uint64                 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	State    string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"` // announced, flushed, uploaded
 	// The following are those of the cut; 0 before the shard has uploaded.
-	Index         uint64 `protobuf:"varint,7,opt,name=index,proto3" json:"index,omitempty"`
-	Sequence      uint64 `protobuf:"varint,8,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	ClockMs       uint64 `protobuf:"varint,9,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
-	Manifest      string `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // key in the object store
-	FullBytes     uint64 `protobuf:"varint,11,opt,name=full_bytes,json=fullBytes,proto3" json:"full_bytes,omitempty"`
-	NewBytes      uint64 `protobuf:"varint,12,opt,name=new_bytes,json=newBytes,proto3" json:"new_bytes,omitempty"`
-	Files         uint64 `protobuf:"varint,13,opt,name=files,proto3" json:"files,omitempty"`
-	NewFiles      uint64 `protobuf:"varint,14,opt,name=new_files,json=newFiles,proto3" json:"new_files,omitempty"`
-	Objects       uint64 `protobuf:"varint,15,opt,name=objects,proto3" json:"objects,omitempty"` // that were stored
-	Requests      uint64 `protobuf:"varint,16,opt,name=requests,proto3" json:"requests,omitempty"`
-	SyncMs        uint64 `protobuf:"varint,17,opt,name=sync_ms,json=syncMs,proto3" json:"sync_ms,omitempty"`    // for which the uploader's apply stood
-	AsyncMs       uint64 `protobuf:"varint,18,opt,name=async_ms,json=asyncMs,proto3" json:"async_ms,omitempty"` // that the upload took
+	Index     uint64 `protobuf:"varint,7,opt,name=index,proto3" json:"index,omitempty"`
+	Sequence  uint64 `protobuf:"varint,8,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	ClockMs   uint64 `protobuf:"varint,9,opt,name=clock_ms,json=clockMs,proto3" json:"clock_ms,omitempty"`
+	Manifest  string `protobuf:"bytes,10,opt,name=manifest,proto3" json:"manifest,omitempty"` // key in the object store
+	FullBytes uint64 `protobuf:"varint,11,opt,name=full_bytes,json=fullBytes,proto3" json:"full_bytes,omitempty"`
+	NewBytes  uint64 `protobuf:"varint,12,opt,name=new_bytes,json=newBytes,proto3" json:"new_bytes,omitempty"`
+	Files     uint64 `protobuf:"varint,13,opt,name=files,proto3" json:"files,omitempty"`
+	NewFiles  uint64 `protobuf:"varint,14,opt,name=new_files,json=newFiles,proto3" json:"new_files,omitempty"`
+	Objects   uint64 `protobuf:"varint,15,opt,name=objects,proto3" json:"objects,omitempty"` // that were stored
+	Requests  uint64 `protobuf:"varint,16,opt,name=requests,proto3" json:"requests,omitempty"`
+	SyncMs    uint64 `protobuf:"varint,17,opt,name=sync_ms,json=syncMs,proto3" json:"sync_ms,omitempty"`    // for which the uploader's apply stood
+	AsyncMs   uint64 `protobuf:"varint,18,opt,name=async_ms,json=asyncMs,proto3" json:"async_ms,omitempty"` // that the upload took
+	// Where the log since an earlier checkpoint is stored: the index that the files
+	// hold, how many of full_bytes are of the log, and in how many segments. 0 where
+	// the files hold all.
+	BaseIndex     uint64 `protobuf:"varint,19,opt,name=base_index,json=baseIndex,proto3" json:"base_index,omitempty"`
+	LogBytes      uint64 `protobuf:"varint,20,opt,name=log_bytes,json=logBytes,proto3" json:"log_bytes,omitempty"`
+	Segments      uint64 `protobuf:"varint,21,opt,name=segments,proto3" json:"segments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1073,6 +1079,27 @@ func (x *CheckpointShard) GetAsyncMs() uint64 {
 	return 0
 }
 
+func (x *CheckpointShard) GetBaseIndex() uint64 {
+	if x != nil {
+		return x.BaseIndex
+	}
+	return 0
+}
+
+func (x *CheckpointShard) GetLogBytes() uint64 {
+	if x != nil {
+		return x.LogBytes
+	}
+	return 0
+}
+
+func (x *CheckpointShard) GetSegments() uint64 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
 type Checkpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
@@ -1096,6 +1123,7 @@ type Checkpoint struct {
 	Shards        []*CheckpointShard     `protobuf:"bytes,19,rep,name=shards,proto3" json:"shards,omitempty"`             // left out in lists
 	Participants  []*ParticipantPosition `protobuf:"bytes,20,rep,name=participants,proto3" json:"participants,omitempty"` // left out in lists
 	Savepoint     bool                   `protobuf:"varint,21,opt,name=savepoint,proto3" json:"savepoint,omitempty"`
+	Mode          string                 `protobuf:"bytes,22,opt,name=mode,proto3" json:"mode,omitempty"` // incremental or changelog
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1275,6 +1303,13 @@ func (x *Checkpoint) GetSavepoint() bool {
 		return x.Savepoint
 	}
 	return false
+}
+
+func (x *Checkpoint) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
 }
 
 type ListCheckpointsRequest struct {
@@ -2113,7 +2148,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x16AwaitCheckpointRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\"7\n" +
 	"\x17CreateCheckpointRequest\x12\x1c\n" +
-	"\tsavepoint\x18\x01 \x01(\bR\tsavepoint\"\xf6\x03\n" +
+	"\tsavepoint\x18\x01 \x01(\bR\tsavepoint\"\xce\x04\n" +
 	"\x0fCheckpointShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
@@ -2134,7 +2169,11 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\aobjects\x18\x0f \x01(\x04R\aobjects\x12\x1a\n" +
 	"\brequests\x18\x10 \x01(\x04R\brequests\x12\x17\n" +
 	"\async_ms\x18\x11 \x01(\x04R\x06syncMs\x12\x19\n" +
-	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\"\x86\x05\n" +
+	"\basync_ms\x18\x12 \x01(\x04R\aasyncMs\x12\x1d\n" +
+	"\n" +
+	"base_index\x18\x13 \x01(\x04R\tbaseIndex\x12\x1b\n" +
+	"\tlog_bytes\x18\x14 \x01(\x04R\blogBytes\x12\x1a\n" +
+	"\bsegments\x18\x15 \x01(\x04R\bsegments\"\x9a\x05\n" +
 	"\n" +
 	"Checkpoint\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x14\n" +
@@ -2161,7 +2200,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"key_groups\x18\x12 \x01(\rR\tkeyGroups\x125\n" +
 	"\x06shards\x18\x13 \x03(\v2\x1d.keelstate.v1.CheckpointShardR\x06shards\x12E\n" +
 	"\fparticipants\x18\x14 \x03(\v2!.keelstate.v1.ParticipantPositionR\fparticipants\x12\x1c\n" +
-	"\tsavepoint\x18\x15 \x01(\bR\tsavepoint\"\x18\n" +
+	"\tsavepoint\x18\x15 \x01(\bR\tsavepoint\x12\x12\n" +
+	"\x04mode\x18\x16 \x01(\tR\x04mode\"\x18\n" +
 	"\x16ListCheckpointsRequest\"\xbf\x01\n" +
 	"\x17ListCheckpointsResponse\x12:\n" +
 	"\vcheckpoints\x18\x01 \x03(\v2\x18.keelstate.v1.CheckpointR\vcheckpoints\x12+\n" +

@@ -115,6 +115,10 @@ func checkpointMessage(c *cluster.CheckpointInfo) *keelstatepb.Checkpoint {
 		FullBytes: uint64(t.FullBytes), NewBytes: uint64(t.NewBytes), Files: uint64(t.Files), NewFiles: uint64(t.NewFiles), Objects: uint64(t.Objects),
 		Requests: uint64(t.Requests), SyncMs: t.SyncMs, AsyncMs: t.AsyncMs, Uri: c.URI, Incarnation: uint64(c.Incarnation), KeyGroups: uint32(c.KeyGroups),
 	}
+	out.Mode = "incremental"
+	if c.Changelog {
+		out.Mode = "changelog"
+	}
 	for _, s := range c.Shards {
 		out.Shards = append(out.Shards, checkpointShard(s))
 	}
@@ -133,6 +137,7 @@ func checkpointShard(s *meta.CheckpointShard) *keelstatepb.CheckpointShard {
 		out.Index, out.Sequence, out.ClockMs, out.Manifest = r.Index, r.Sequence, r.ClockMs, r.ManifestKey
 		out.FullBytes, out.NewBytes, out.Files, out.NewFiles = uint64(r.FullBytes), uint64(r.NewBytes), uint64(r.Files), uint64(r.NewFiles)
 		out.Requests, out.SyncMs, out.AsyncMs = uint64(r.Requests), r.SyncMs, r.AsyncMs
+		out.BaseIndex, out.LogBytes, out.Segments = r.BaseIndex, uint64(r.LogBytes), uint64(r.Segments)
 	}
 	return out
 }

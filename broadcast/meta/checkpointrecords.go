@@ -41,7 +41,10 @@ type Checkpoint struct {
 	Automatic bool `json:"automatic,omitempty"`
 	// Savepoint says that it is the user's: its objects are its own (ME13), and
 	// it is retained until it is deleted as one.
-	Savepoint   bool             `json:"savepoint,omitempty"`
+	Savepoint bool `json:"savepoint,omitempty"`
+	// Changelog says that a shard may store the log since an earlier checkpoint in
+	// place of its files. Of a savepoint it is false.
+	Changelog   bool             `json:"changelog,omitempty"`
 	Incarnation base.Incarnation `json:"incarnation"`
 	KeyGroups   int              `json:"key_groups"`
 	// Shards is how many shards it has.
@@ -155,6 +158,11 @@ type ShardReport struct {
 	Files     int   `json:"files,omitempty"`
 	NewFiles  int   `json:"new_files,omitempty"`
 	Requests  int   `json:"requests,omitempty"`
+	// BaseIndex is the index that the files hold if the rest is in Segments of the
+	// log, of LogBytes of the full ones; 0 if the files hold all.
+	BaseIndex uint64 `json:"base_index,omitempty"`
+	LogBytes  int64  `json:"log_bytes,omitempty"`
+	Segments  int    `json:"segments,omitempty"`
 	// SyncMs is how long the uploader's apply paused, AsyncMs how long the upload
 	// took.
 	SyncMs  uint64 `json:"sync_ms,omitempty"`

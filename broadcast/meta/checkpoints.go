@@ -37,6 +37,8 @@ type CheckpointSpec struct {
 	Automatic bool
 	// Savepoint: it is to be the user's.
 	Savepoint bool
+	// Changelog: shards may store their log; a savepoint never does.
+	Changelog bool
 	TimeoutMs uint64
 	// Uploaders names, for every shard, the node whose replica uploads.
 	Uploaders map[base.GroupID]base.NodeID
@@ -63,7 +65,7 @@ func StartCheckpointTxn(v *View, nowMs uint64, spec CheckpointSpec) (broadcast.T
 		return broadcast.Txn{}, nil, conflict("shards", fmt.Sprintf("a checkpoint has 1 to %d shards, there are %d", MaxCheckpointShards, len(shards)))
 	}
 	number, attempt := v.NextCheckpoint(), v.NextAttempt()
-	rec := &Checkpoint{Number: number, Phase: CheckpointAnnounced, Automatic: spec.Automatic, Savepoint: spec.Savepoint, Incarnation: c.Incarnation, KeyGroups: c.KeyGroups,
+	rec := &Checkpoint{Number: number, Phase: CheckpointAnnounced, Automatic: spec.Automatic, Savepoint: spec.Savepoint, Changelog: spec.Changelog && !spec.Savepoint, Incarnation: c.Incarnation, KeyGroups: c.KeyGroups,
 		Shards: len(shards), CreatedMs: nowMs, UpdatedMs: nowMs, TimeoutMs: spec.TimeoutMs}
 	var b builder
 	b.advance(v, counterCheckpoint, number+1)
@@ -286,6 +288,9 @@ func ReportUploadedTxn(v *View, nowMs, number uint64, group base.GroupID, attemp
 	if err := checkReport(&report); err != nil {
 		return broadcast.Txn{}, err
 	}
+	if report.BaseIndex != 0 && !c.Changelog {
+		return broadcast.Txn{}, base.Invalid("report", fmt.Sprintf("checkpoint %d takes files only", number))
+	}
 	next := *have
 	var b builder
 	numbers, err := b.register(v, c, &next, objects)
@@ -340,6 +345,9 @@ func checkReport(r *ShardReport) error {
 	}
 	if r.FullBytes < 0 || r.NewBytes < 0 || r.ManifestSize < 0 || r.Files < 0 || r.NewFiles < 0 || r.Requests < 0 {
 		return base.Invalid("report", "negative numbers")
+	}
+	if log := r.BaseIndex != 0; log != (r.Segments > 0) || log != (r.LogBytes > 0) || r.Segments < 0 || r.LogBytes < 0 || r.LogBytes > r.FullBytes || r.BaseIndex >= r.Index {
+		return base.Invalid("report", fmt.Sprintf("%d segments of %d bytes lead from index %d to %d", r.Segments, r.LogBytes, r.BaseIndex, r.Index))
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ type Config struct {
 	Interval time.Duration
 	// Retain is how many completed checkpoints are kept, at least 1.
 	Retain int
+	// Changelog: shards may store their log since an earlier checkpoint.
+	Changelog bool
 	// Timeout bounds a checkpoint that this coordinator starts. Default 10 min.
 	Timeout time.Duration
 	// Lost is for how long an uploader may seem down before the checkpoint fails.

@@ -15,7 +15,7 @@ const maxStrikes = 2
 func Spec(in *Input, automatic bool) meta.CheckpointSpec {
 	cfg := in.Config
 	cfg.ensureDefaults()
-	return meta.CheckpointSpec{Automatic: automatic, TimeoutMs: uint64(cfg.Timeout.Milliseconds()), Uploaders: Uploaders(in)}
+	return meta.CheckpointSpec{Automatic: automatic, Changelog: cfg.Changelog, TimeoutMs: uint64(cfg.Timeout.Milliseconds()), Uploaders: Uploaders(in)}
 }
 
 // Uploaders chooses who uploads each shard (CK4): the one of the last completed

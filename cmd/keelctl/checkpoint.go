@@ -340,7 +340,8 @@ func checkpointRecord(c *keelstatepb.Checkpoint, whole bool) record {
 		{Name: "uri", Value: c.GetUri(), Wide: !whole}, {Name: "files", Value: c.GetFiles(), Wide: true}, {Name: "newFiles", Value: c.GetNewFiles(), Wide: true},
 		{Name: "requests", Value: c.GetRequests(), Wide: true}, {Name: "syncMs", Value: c.GetSyncMs(), Wide: true}, {Name: "asyncMs", Value: c.GetAsyncMs(), Wide: true},
 		{Name: "createdMs", Value: c.GetCreatedMs(), Wide: true}, {Name: "endedMs", Value: c.GetEndedMs(), Wide: true},
-		{Name: "incarnation", Value: c.GetIncarnation(), Wide: true}, {Name: "keyGroups", Value: c.GetKeyGroups(), Wide: true}}
+		{Name: "incarnation", Value: c.GetIncarnation(), Wide: true}, {Name: "keyGroups", Value: c.GetKeyGroups(), Wide: true},
+		{Name: "mode", Value: c.GetMode(), Wide: true}}
 	if !whole {
 		return r
 	}
@@ -352,7 +353,8 @@ func checkpointRecord(c *keelstatepb.Checkpoint, whole bool) record {
 			{Name: "index", Value: s.GetIndex(), Wide: true}, {Name: "epoch", Value: s.GetEpoch(), Wide: true}, {Name: "clockMs", Value: s.GetClockMs(), Wide: true},
 			{Name: "files", Value: s.GetFiles(), Wide: true}, {Name: "newFiles", Value: s.GetNewFiles(), Wide: true}, {Name: "requests", Value: s.GetRequests(), Wide: true},
 			{Name: "syncMs", Value: s.GetSyncMs(), Wide: true}, {Name: "asyncMs", Value: s.GetAsyncMs(), Wide: true},
-			{Name: "attempt", Value: s.GetAttempt(), Wide: true}, {Name: "manifest", Value: s.GetManifest(), Wide: true}})
+			{Name: "attempt", Value: s.GetAttempt(), Wide: true}, {Name: "manifest", Value: s.GetManifest(), Wide: true},
+			{Name: "baseIndex", Value: s.GetBaseIndex(), Wide: true}, {Name: "logBytes", Value: s.GetLogBytes(), Wide: true}, {Name: "segments", Value: s.GetSegments(), Wide: true}})
 	}
 	participants := []record{}
 	for _, p := range c.GetParticipants() {

@@ -13,6 +13,8 @@ type checkpoints struct {
 	interval, timeout time.Duration
 	retain            int
 	localLinks        bool
+	changelog         bool
+	materializeBytes  int64
 }
 
 // maxRetain bounds what is kept: every checkpoint costs each node a little memory
@@ -24,6 +26,8 @@ func checkpointSettings() []setting {
 		{name: "checkpoint-interval", def: "0", usage: "time between the starts of automatic checkpoints, at least 1s; 0: none; give all nodes the same", set: setCheckpointInterval},
 		{name: "checkpoint-retain", def: "3", usage: "how many completed checkpoints are kept, the newest; give all nodes the same", set: setCheckpointRetain},
 		{name: "checkpoint-timeout", def: "10m", usage: "how long a checkpoint may take; then it fails, and its objects are deleted", set: setCheckpointTimeout},
+		{name: "checkpoint-mode", def: "incremental", usage: "what a checkpoint stores of a shard: incremental: its new files; changelog: its log since an earlier checkpoint; give all nodes the same", set: setCheckpointMode},
+		{name: "changelog-materialize-bytes", def: "64MiB", usage: "a checkpoint of mode changelog stores files again when the log since then has more bytes than this and than half of them", set: setMaterializeBytes},
 		{name: "checkpoint-local-links", def: "false", isBool: true, usage: "keep on every node what its shards held at each checkpoint, by hard links, so that a rollback of the live cluster fetches nothing; give all nodes the same", set: setCheckpointLocalLinks},
 	}
 }
@@ -55,6 +59,23 @@ func setCheckpointRetain(c *config, v string) error {
 	return nil
 }
 
+func setCheckpointMode(c *config, v string) error {
+	if v != "incremental" && v != "changelog" {
+		return fmt.Errorf("%q is not incremental or changelog", v)
+	}
+	c.checkpoints.changelog = v == "changelog"
+	return nil
+}
+
+func setMaterializeBytes(c *config, v string) error {
+	n, err := parseBytes(v)
+	if err != nil || n < 1 {
+		return fmt.Errorf("%q is not a size of at least 1 byte, like 64MiB", v)
+	}
+	c.checkpoints.materializeBytes = n
+	return nil
+}
+
 func setCheckpointLocalLinks(c *config, v string) error {
 	on, err := strconv.ParseBool(v)
 	if err != nil {
@@ -75,4 +96,5 @@ func (c *config) checkCheckpoints() error {
 func (c *checkpoints) apply(o *cluster.Options) {
 	o.CheckpointInterval, o.CheckpointRetain, o.CheckpointTimeout = c.interval, c.retain, c.timeout
 	o.CheckpointLocalLinks = c.localLinks
+	o.CheckpointChangelog, o.ChangelogMaterializeBytes = c.changelog, c.materializeBytes
 }

@@ -86,7 +86,7 @@ func newDebugCommand(environ []string) *cobra.Command {
 						return err
 					}
 					ctx := cmd.Context()
-					if err := snapshot.Verify(ctx, args[1], m); err != nil {
+					if err := snapshot.Verify(ctx, args[1], m.FetchManifest()); err != nil {
 						return err
 					}
 					_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d files, %d bytes: ok\n", len(m.Files), m.Bytes())
@@ -150,12 +150,38 @@ func manifestView(m *snapshot.Manifest) any {
 		files[i] = fileView{f.Name, f.Size, hex.EncodeToString(f.SHA256[:]), f.Object, f.Offset, f.Length}
 	}
 	head := *m
-	head.Files = nil
+	head.Files, head.Changelog = nil, nil
 	return struct {
-		Manifest snapshot.Manifest
-		Bytes    int64
-		Files    []fileView
-	}{head, m.Bytes(), files}
+		Manifest  snapshot.Manifest
+		Bytes     int64
+		Files     []fileView
+		Changelog *changelogView `json:",omitempty"`
+	}{head, m.Bytes(), files, viewChangelog(m.Changelog)}
+}
+
+// changelogView is a changelog with hexadecimal hashes.
+type changelogView struct {
+	Base     snapshot.Cut
+	Digest   string
+	Segments []segmentView
+}
+
+type segmentView struct {
+	First, Last uint64
+	Size        int64
+	SHA256      string
+	Object      string `json:",omitempty"`
+}
+
+func viewChangelog(c *snapshot.Changelog) *changelogView {
+	if c == nil {
+		return nil
+	}
+	v := &changelogView{Base: c.Base, Digest: hex.EncodeToString(c.Digest[:])}
+	for _, s := range c.Segments {
+		v.Segments = append(v.Segments, segmentView{s.First, s.Last, s.Size, hex.EncodeToString(s.SHA256[:]), s.Object})
+	}
+	return v
 }
 
 func verifyStore(w io.Writer, dir string) (err error) {

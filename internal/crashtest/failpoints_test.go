@@ -84,6 +84,9 @@ func crashAt(t *testing.T, name string, r *rand.Rand) {
 	if strings.HasPrefix(name, "cluster.links.") {
 		c.args = append(c.args, "--checkpoint-local-links")
 	}
+	if name == "cluster.upload.segments" {
+		c.args = append(c.args, "--checkpoint-mode", "changelog")
+	}
 	for i := range c.n {
 		c.n[i].env = []string{"KEELSTATE_FAILPOINTS=" + smallLogs}
 	}

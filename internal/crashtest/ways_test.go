@@ -76,6 +76,7 @@ var ways = map[string]func(*run){
 	"cluster.barrier.before-propose":     checkpointing,
 	"cluster.upload.flushed":             checkpointing,
 	"cluster.upload.begin":               checkpointing,
+	"cluster.upload.segments":            checkpointing,
 	"cluster.upload.stored":              checkpointing,
 	"cluster.checkpoint.before-propose":  checkpointing,
 	"cluster.checkpoint.before-metadata": checkpointing,

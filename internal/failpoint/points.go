@@ -143,6 +143,7 @@ func Points() []Point {
 		{"cluster.barrier.before-propose", KindHit, "a leader is about to put the barrier of a checkpoint into its log"},
 		{"cluster.upload.flushed", KindHit, "the uploader of a shard has flushed, nobody knows"},
 		{"cluster.upload.begin", KindHit, "the cut of a shard is on the uploader's disk, nothing is in the object store"},
+		{"cluster.upload.segments", KindErr, "the log of a shard since the last checkpoint is in the object store, its manifest is not"},
 		{"cluster.upload.stored", KindErr, "it is in the object store, the registry does not know"},
 		{"cluster.checkpoint.before-propose", KindHit, "the coordinator is about to change the records of checkpoints"},
 		{"cluster.checkpoint.before-metadata", KindHit, "every shard has uploaded, _metadata is not stored"},

@@ -1,0 +1,302 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/engine"
+	"github.com/keelstate/keelstate/internal/failpoint"
+	"github.com/keelstate/keelstate/raftfsm"
+	"github.com/keelstate/keelstate/snapshot"
+)
+
+// With CheckpointChangelog an uploader stores, where it can, the shard's log since
+// the last checkpoint of which it stored the files, in place of the files of now: at
+// the barrier nothing is flushed. The entries are those of its own Raft log up to
+// the barrier, so that there is no second path of a write. What a restore replays
+// is compared with the digest that the state machine had at the barrier.
+
+const (
+	// segmentBytes is the size at which a segment ends.
+	segmentBytes = 4 << 20
+	// maxSegments bounds the segments of a shard: each is an object that every
+	// checkpoint looks for, and that a restore fetches.
+	maxSegments = 256
+)
+
+// lineage is what an uploader has stored of a shard: the files of a moment and the
+// log behind it. It is replaced, never changed.
+type lineage struct {
+	// base are the files, with their places.
+	base     *snapshot.Manifest
+	segments []snapshot.SegmentRef
+	// dropped is how many states were dropped by then.
+	dropped int
+}
+
+// next is the index of the first entry that is not stored.
+func (l *lineage) next() uint64 {
+	if n := len(l.segments); n > 0 {
+		return l.segments[n-1].Last + 1
+	}
+	return l.base.Index + 1
+}
+
+func (l *lineage) bytes() (n int64) {
+	for i := range l.segments {
+		n += l.segments[i].Size
+	}
+	return n
+}
+
+// keys are the objects that a checkpoint on the lineage uses, without new ones.
+func (l *lineage) keys() []string {
+	var keys []string
+	for i := range l.base.Files {
+		if key := l.base.Files[i].Object; key != "" {
+			keys = append(keys, key)
+		}
+	}
+	for i := range l.segments {
+		keys = append(keys, l.segments[i].Object)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// changelog is what a replica remembers of its lineage; a restart forgets it, and
+// the next checkpoint stores files again.
+type changelog struct {
+	mu      sync.Mutex
+	lineage *lineage // nil: the next checkpoint stores files
+	// planned is the attempt that was found to be able to store the log.
+	planned uint64
+}
+
+func (c *changelog) get() *lineage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lineage
+}
+
+func (c *changelog) set(l *lineage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lineage = l
+}
+
+// beginChangelog makes files that were stored the base of what follows.
+func (r *replica) beginChangelog(cp *meta.Checkpoint, m *snapshot.Manifest, h *raftfsm.Header) {
+	switch {
+	case cp == nil || cp.Savepoint: // its files are not for others
+	case !cp.Changelog:
+		r.changelog.set(nil)
+	default:
+		r.changelog.set(&lineage{base: m, dropped: h.Dropped})
+		r.metrics.materialised()
+	}
+}
+
+// planChangelog says whether this attempt is to store the log, and nothing has to be
+// flushed for it. It is asked when the checkpoint is announced.
+func (r *replica) planChangelog(cp *meta.Checkpoint, s *meta.CheckpointShard) bool {
+	l := r.changelog.get()
+	if !cp.Changelog || cp.Savepoint || l == nil || r.node.opts.Objects == nil {
+		return false
+	}
+	v, err := r.node.runningCheckpoint(r.ctx, cp.Number)
+	if err != nil {
+		return false
+	}
+	why := r.cannotGoOn(l, r.machine.Header())
+	if size := l.bytes() + int64(r.log.BytesFrom(l.next())); why == "" && size > max(r.node.opts.ChangelogMaterializeBytes, l.base.Bytes()/2) {
+		why = fmt.Sprintf("the log has %d bytes", size)
+	}
+	if why == "" && len(l.segments) >= maxSegments {
+		why = fmt.Sprintf("the log is in %d segments", len(l.segments))
+	}
+	for _, key := range l.keys() {
+		if why == "" && v.ObjectByKey(key) == nil {
+			why = fmt.Sprintf("object %s is not kept any more", key)
+		}
+	}
+	if why != "" {
+		r.logger.Info("a checkpoint stores files, not the log", "checkpoint", cp.Number, "cause", why)
+		return false
+	}
+	r.changelog.mu.Lock()
+	defer r.changelog.mu.Unlock()
+	r.changelog.planned = s.Attempt
+	return true
+}
+
+// cannotGoOn says why the log does not lead from the lineage to where the shard is,
+// or cannot be replayed.
+func (r *replica) cannotGoOn(l *lineage, h *raftfsm.Header) string {
+	b := l.base
+	switch {
+	case b.Group != h.Group || b.Birth != h.Birth || b.Incarnation != h.Incarnation || b.Epoch != h.Epoch || b.Range != h.Range:
+		return "the shard's range, epoch or incarnation has changed"
+	case l.dropped != h.Dropped:
+		return "a state was dropped"
+	case h.RollbackIndex > b.Index:
+		return "the shard was rolled back"
+	case h.AppliedIndex < l.next():
+		return "" // nothing is new yet
+	}
+	if first, err := r.log.FirstIndex(); err != nil || first == 0 || first > l.next() {
+		return fmt.Sprintf("the log begins at %d, %d is next", first, l.next())
+	}
+	return ""
+}
+
+// cutChangelog returns the lineage that a checkpoint stores with the log up to its
+// barrier, nil if it has to store files. It is called on the apply goroutine.
+func (r *replica) cutChangelog(b raftfsm.Barrier, h *raftfsm.Header) *lineage {
+	r.changelog.mu.Lock()
+	defer r.changelog.mu.Unlock()
+	l := r.changelog.lineage
+	if l == nil || r.changelog.planned != b.Attempt || r.cannotGoOn(l, h) != "" {
+		return nil
+	}
+	return l
+}
+
+// uploadChangelog stores the log up to the barrier, and a manifest. If that is not
+// possible the checkpoint fails, and the next one stores files.
+func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, start time.Time) (err error) {
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			r.changelog.set(nil)
+		}
+	}()
+	o := snapshot.UploadOptions{Store: r.node.opts.Objects, Prefix: string(v.Cluster().ID), Attempt: c.barrier.Attempt, CheckReused: true}
+	next := &lineage{base: c.log.base, segments: slices.Clone(c.log.segments), dropped: c.log.dropped}
+	fresh := map[string]bool{}
+	puts := 0
+	for s, err := range r.segments(next.next(), c.header) {
+		if err != nil {
+			return fmt.Errorf("reading the log of %s: %w", r.id, err)
+		}
+		ref, err := snapshot.PutSegment(ctx, s, o)
+		if err != nil {
+			return err
+		}
+		next.segments = append(next.segments, ref)
+		fresh[ref.Object] = true
+		puts++
+	}
+	if err := failpoint.Err("cluster.upload.segments"); err != nil {
+		return err
+	}
+	m := manifestOf(c.header, r.node.opts.Driver.Name())
+	m.Files = slices.Clone(next.base.Files)
+	m.Changelog = &snapshot.Changelog{Base: next.base.Cut(), Digest: c.digest, Segments: next.segments}
+	up, err := snapshot.UploadChangelog(ctx, m, fresh, o)
+	if err != nil {
+		return err
+	}
+	up.Requests += puts
+	if err := failpoint.Err("cluster.upload.stored"); err != nil {
+		return err
+	}
+	if err := r.report(ctx, c, m, up, time.Since(start)); err != nil {
+		return err
+	}
+	r.changelog.set(next)
+	r.metrics.changelog(up.NewBytes, len(fresh))
+	return nil
+}
+
+// segments gives the entries from an index on up to the header's, all of which were
+// applied and so are committed, in segments.
+func (r *replica) segments(from uint64, h *raftfsm.Header) iter.Seq2[*snapshot.Segment, error] {
+	return func(yield func(*snapshot.Segment, error) bool) {
+		for from <= h.AppliedIndex {
+			s := &snapshot.Segment{Group: h.Group, Birth: h.Birth, Incarnation: h.Incarnation, First: from}
+			for size := 0; from <= h.AppliedIndex && size < segmentBytes && len(s.Entries) < snapshot.MaxSegmentEntries; from++ {
+				var e raft.Log
+				if err := r.log.GetLog(from, &e); err != nil {
+					yield(nil, err)
+					return
+				}
+				entry := snapshot.LogEntry{Term: e.Term}
+				if e.Type == raft.LogCommand {
+					if entry.Command = e.Data; entry.Command == nil {
+						entry.Command = []byte{}
+					}
+				}
+				s.Entries = append(s.Entries, entry)
+				size += snapshot.EntryBytes(entry.Command)
+			}
+			if !yield(s, nil) {
+				return
+			}
+		}
+	}
+}
+
+// replayChangelog brings a store of a manifest's files to what the manifest
+// describes, by the segments that lie in a directory; if the manifest has none it
+// only looks whether the store is what it must be. A store that it fails for is of
+// no use any more.
+func replayChangelog(ctx context.Context, store engine.Store, m *snapshot.Manifest, dir string) error {
+	if err := holds(store, m.BaseManifest()); err != nil || m.Changelog == nil {
+		return err
+	}
+	batches := func(yield func([]raftfsm.Entry, error) bool) {
+		for i := range m.Changelog.Segments {
+			s, err := m.ReadSegment(dir, &m.Changelog.Segments[i])
+			var entries []raftfsm.Entry
+			if err == nil {
+				entries = make([]raftfsm.Entry, len(s.Entries))
+				for k, e := range s.Entries {
+					entries[k] = raftfsm.Entry{Index: s.First + uint64(k), Term: e.Term, Command: e.Command}
+				}
+			}
+			if !yield(entries, err) {
+				return
+			}
+		}
+	}
+	return raftfsm.Replay(ctx, store, batches, raftfsm.Position{Index: m.Index, Term: m.Term, Sequence: m.Sequence, ClockMs: m.ClockMs, Digest: m.Changelog.Digest})
+}
+
+// materialise makes, of the base and the log in a directory, the files that the
+// shard would have had, and describes them. What an earlier attempt has left half
+// done is made again.
+func (r *replica) materialise(ctx context.Context, dir, files string, m *snapshot.Manifest) (*snapshot.Manifest, error) {
+	fetched, replay := filepath.Join(dir, preparedBase), filepath.Join(dir, "replay")
+	if err := errors.Join(os.RemoveAll(replay), os.RemoveAll(files)); err != nil {
+		return nil, err
+	}
+	if err := snapshot.Link(replay, fetched, m); err != nil {
+		return nil, err
+	}
+	store, err := r.node.opts.Driver.Open(replay)
+	if err != nil {
+		return nil, fmt.Errorf("opening what the shard had: %w", err)
+	}
+	if err = replayChangelog(ctx, store, m, fetched); err == nil {
+		err = store.Checkpoint(files)
+	}
+	if err = errors.Join(err, store.Close()); err != nil {
+		return nil, err
+	}
+	made := *m
+	made.Changelog = nil
+	if made.Files, err = snapshot.HashFiles(ctx, files, r.snaps.hashes); err != nil {
+		return nil, err
+	}
+	return &made, errors.Join(os.RemoveAll(replay), os.RemoveAll(fetched))
+}
