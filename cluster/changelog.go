@@ -207,9 +207,6 @@ func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, sta
 		return err
 	}
 	up.Requests += puts
-	if err := failpoint.Err("cluster.upload.stored"); err != nil {
-		return err
-	}
 	if err := r.report(ctx, c, m, up, time.Since(start)); err != nil {
 		return err
 	}
