@@ -108,7 +108,7 @@ func again(cmd *cobra.Command, run *report.Run, dir string, limit time.Duration)
 		if text := notTheirs(e, h); text != "" {
 			results = append(results, check.Result{Name: "history", Verdict: check.Unknown, Text: text})
 		}
-		for _, name := range report.Looked {
+		for _, name := range run.Looked() {
 			if !slices.ContainsFunc(others, func(r check.Result) bool { return r.Name == name }) {
 				others = append(others, check.Result{Name: name, Verdict: check.Unknown, Text: report.RunFile + " does not say"})
 			}

@@ -78,6 +78,7 @@ and report.html. After a failure the nodes' data stays too.`,
 	f.IntVar(&o.Workers, "workers", 9, "workers of each workload")
 	f.DurationVar(&o.CheckLimit, "limit", 2*time.Minute, "bound of each checker; one that cannot decide in it says unknown")
 	f.BoolVar(&o.Checkpoints, "checkpoints", false, "give the cluster an object store that has faults too, and look at its checkpoints")
+	f.BoolVar(&o.Rollback, "rollback", false, "take the live cluster back to a savepoint beside faults, after each episode; needs --checkpoints")
 	f.StringVar(&o.StoreBinary, "store-binary", "", "versitygw, for the object store; the one of this tree or of the PATH if it is not given")
 	f.StringArrayVar(&o.NodeFlags, "node-flag", nil, "a flag for every node, such as --node-flag=--log-level=debug")
 	f.StringVar(&o.Revision, "revision", "", "what is tested, for the report; what keelctl says if it is not given")

@@ -144,12 +144,35 @@ type Checkpoint struct {
 
 // CreateCheckpoint has a checkpoint made, and follows it until it has completed. A
 // cluster that is making one refuses.
-func (f *Fleet) CreateCheckpoint(ctx context.Context, limit time.Duration) (c Checkpoint, err error) {
-	out, err := f.Ctl(ctx, "checkpoint", "create", "-o", "json", "--wait", limit.String())
+func (f *Fleet) CreateCheckpoint(ctx context.Context, limit time.Duration) (Checkpoint, error) {
+	return f.create(ctx, limit)
+}
+
+// CreateSavepoint has a savepoint made, which is kept until it is deleted, and
+// follows it as CreateCheckpoint does.
+func (f *Fleet) CreateSavepoint(ctx context.Context, limit time.Duration) (Checkpoint, error) {
+	return f.create(ctx, limit, "--savepoint")
+}
+
+func (f *Fleet) create(ctx context.Context, limit time.Duration, more ...string) (c Checkpoint, err error) {
+	out, err := f.Ctl(ctx, append([]string{"checkpoint", "create", "-o", "json", "--wait", limit.String()}, more...)...)
 	if err == nil {
 		err = json.Unmarshal(out, &c)
 	}
 	return c, err
+}
+
+// DeleteSavepoint deletes one.
+func (f *Fleet) DeleteSavepoint(ctx context.Context, number uint64) error {
+	_, err := f.Ctl(ctx, "checkpoint", "delete", strconv.FormatUint(number, 10), "--savepoint", "--yes", "--timeout", "10s")
+	return err
+}
+
+// RollBack takes the cluster back to a checkpoint or savepoint, and follows it to its
+// end. When ctx ends the rollback goes on, and the same call follows it again.
+func (f *Fleet) RollBack(ctx context.Context, number uint64) error {
+	_, err := f.Ctl(ctx, "checkpoint", "rollback", strconv.FormatUint(number, 10), "--yes", "-o", "json")
+	return err
 }
 
 // Checkpoints lists those that the cluster knows, whatever their phase.

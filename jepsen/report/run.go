@@ -47,6 +47,18 @@ const (
 // only the run could see. Every episode has them.
 var Looked = []string{"hashes", "liveness", "final reads", "deaths", "logs"}
 
+// Looked are those that each episode of this run has: by its options there are more.
+func (r *Run) Looked() []string {
+	looked := slices.Clone(Looked)
+	if r.Options["checkpoints"] == "true" {
+		looked = append(looked, "checkpoints", "without the store", "restore")
+	}
+	if r.Options["rollback"] == "true" {
+		looked = append(looked, "rollback")
+	}
+	return looked
+}
+
 // Run is what was run, and what came of it.
 type Run struct {
 	Seed uint64 `json:"seed"`

@@ -257,11 +257,11 @@ func TestRestored(t *testing.T) {
 	}
 }
 
-// TestCrashCheckpoints is a short run with checkpoints and, where versitygw was
+// TestCrashCheckpoints is a short run with checkpoints, a rollback and, where versitygw was
 // built, an object store that fails.
 func TestCrashCheckpoints(t *testing.T) {
 	o := options(t)
-	o.Checkpoints, o.Duration, o.Episode, o.Faults = true, time.Second, 8*time.Second, []string{"kill-one"}
+	o.Checkpoints, o.Rollback, o.Duration, o.Episode, o.Faults = true, true, time.Second, 8*time.Second, []string{"kill-one"}
 	if path, err := filepath.Abs("../../.deps/bin/versitygw"); err == nil {
 		if _, err := os.Stat(path); err == nil {
 			o.StoreBinary, o.Faults = path, []string{"kill-one", "object-store-down", "object-store-errors", "object-store-lost-answer", "object-store-wrong-bytes"}
@@ -277,7 +277,7 @@ func TestCrashCheckpoints(t *testing.T) {
 			t.Logf("the end of the log of %s:\n%s", n, b[max(0, len(b)-3000):])
 		}
 	}
-	for _, name := range []string{"checkpoints", "without the store", "restore"} {
+	for _, name := range []string{"checkpoints", "without the store", "restore", "rollback"} {
 		if i := slices.IndexFunc(rep.Episodes[0].Results, func(r check.Result) bool { return r.Name == name }); i < 0 {
 			t.Errorf("nobody looked at %s", name)
 		} else {

@@ -28,4 +28,6 @@
 //	RU6  What is said of the object store or of a checkpoint counts only if the
 //	     store was sound, or the checkpoint retained, all the time. Nodes that are
 //	     paused for a restore go on, whatever comes of it.
+//	RU7  After a rollback every key reads as it did before the savepoint, and what
+//	     was written since is gone. Savepoints go with their episode.
 package runner

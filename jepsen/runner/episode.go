@@ -43,15 +43,17 @@ type episode struct {
 	*report.Episode
 	style     style
 	clients   []*keel.Client
+	stores    []workload.Client // of the clients
 	workloads []workload.Workload
 	rec       *history.Recorder
 	file      *os.File
 	// served is when an operation succeeded last, in the time of the run, wrote when
 	// one did that changes something.
 	served, wrote atomic.Int64
-	// watch and restored are nil without checkpoints.
-	watch    *storeWatch
-	restored *restored
+	// watch and restored are nil without checkpoints, rolledBack without rollbacks.
+	watch      *storeWatch
+	restored   *restored
+	rolledBack *rolledBack
 	// finalNs is when the final reads began.
 	finalNs int64
 }
@@ -109,6 +111,10 @@ func (e *episode) work(ctx context.Context) error {
 		e.phase("restore")
 		e.restored = e.restore(ctx)
 	}
+	if e.Rollback {
+		e.phase("rollback")
+		e.rolledBack = e.rollBack(ctx)
+	}
 	e.EndNs = e.now()
 	e.phase(report.LastPhase)
 	return nil
@@ -130,7 +136,6 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 	if e.rec, err = history.NewRecorder(e.file, header, history.Options{Clock: e.now, Forget: true}); err != nil {
 		return err
 	}
-	var stores []workload.Client
 	for n := range e.Clients {
 		opts := []keel.Option{keel.WithAttemptTimeout(time.Second), keel.WithCallTimeout(5 * time.Second)}
 		if n%2 == 1 {
@@ -145,12 +150,12 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 		if err != nil {
 			return fmt.Errorf("opening client %d: %w", n, err)
 		}
-		stores = append(stores, s)
+		e.stores = append(e.stores, s)
 	}
 	for n, name := range e.Workloads {
 		w, _ := workload.New(name, workload.Config{Prefix: fmt.Sprintf("e%d", e.Number), Seed: e.Seed + uint64(n), Rate: e.Rate, Keys: e.Keys, Batch: e.Batch, Served: &e.served, Wrote: &e.wrote})
 		// Each workload begins with another client, so that all are used alike.
-		if err := w.Setup(ctx, append(append([]workload.Client(nil), stores[n%len(stores):]...), stores[:n%len(stores)]...), e.rec); err != nil {
+		if err := w.Setup(ctx, append(append([]workload.Client(nil), e.stores[n%len(e.stores):]...), e.stores[:n%len(e.stores)]...), e.rec); err != nil {
 			return fmt.Errorf("workload %s: %w", name, err)
 		}
 		e.workloads = append(e.workloads, w)
@@ -210,20 +215,27 @@ func (e *episode) hurt(ctx context.Context) []check.Result {
 	case err != nil:
 		// What the harness could not do may hide what the product did.
 		results = append(results, check.Result{Name: "harness", Verdict: check.Unknown, Text: err.Error()})
-		for range 3 {
-			if err := e.env.HealAll(context.WithoutCancel(ctx)); err == nil {
-				break
-			}
-		}
+		e.healHarder(ctx)
 	}
 	return results
 }
 
-// count sums up what was injected.
+// healHarder heals what could not be healed, again.
+func (e *episode) healHarder(ctx context.Context) {
+	for range 3 {
+		if err := e.env.HealAll(context.WithoutCancel(ctx)); err == nil {
+			return
+		}
+	}
+}
+
+// count adds what a schedule injected.
 func (e *episode) count(records []nemesis.Record) {
-	e.Faults = map[string]int{}
+	if e.Faults == nil {
+		e.Faults = map[string]int{}
+	}
 	for kind, n := range nemesis.Count(records) {
-		e.Faults[string(kind)] = n
+		e.Faults[string(kind)] += n
 	}
 	for _, rec := range records {
 		if rec.Skipped != "" || rec.Idle {
@@ -304,6 +316,9 @@ func (e *episode) judge() error {
 	}
 	if e.restored != nil {
 		e.Results = append(e.Results, e.restored.judge(h.Ops, e.finalNs))
+	}
+	if e.rolledBack != nil {
+		e.Results = append(e.Results, e.rolledBack.judge(h.Ops, e.finalNs))
 	}
 	// The workloads come first: theirs is what people look for.
 	e.Results = append(results, e.Results...)

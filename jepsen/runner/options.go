@@ -68,6 +68,9 @@ type Options struct {
 	// StoreBinary is a service that speaks S3 (versitygw). Without it checkpoints go
 	// to a directory, and the object store has no faults.
 	StoreBinary string
+	// Rollback takes the cluster back to a savepoint at the end of each episode,
+	// beside faults; it needs Checkpoints.
+	Rollback bool
 	// NodeFlags go to every node.
 	NodeFlags []string
 	// KeepData keeps the nodes' data after a pass too.
@@ -154,6 +157,9 @@ func (o *Options) validate() error {
 	if !(o.Rate > 0) || math.IsInf(o.Rate, 0) { // neither is a number that is none
 		bad = append(bad, usage("the rate must be positive, not %v", o.Rate))
 	}
+	if o.Rollback && !o.Checkpoints {
+		bad = append(bad, usage("--rollback needs --checkpoints: there is nothing else to go back to"))
+	}
 	if o.CheckLimit < 0 {
 		bad = append(bad, usage("the limit of the checkers must be positive, not %v", o.CheckLimit))
 	}
@@ -183,6 +189,9 @@ func (o *Options) texts() map[string]string {
 	}
 	if o.Checkpoints {
 		all["checkpoints"], all["store-binary"] = "true", filepath.Base(cmp.Or(o.StoreBinary, "none"))
+	}
+	if o.Rollback {
+		all["rollback"] = "true"
 	}
 	for k, v := range all {
 		if v == "" {

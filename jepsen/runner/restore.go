@@ -24,8 +24,10 @@ import (
 // restoreLimit bounds founding another cluster with a checkpoint and reading it.
 const restoreLimit = 90 * time.Second
 
-// restored is what was read from another cluster that was founded with a checkpoint.
+// restored is what was read from a cluster that has what a checkpoint holds.
 type restored struct {
+	// name is that of the result.
+	name string
 	ops  []history.Op
 	text string
 	err  error
@@ -40,7 +42,7 @@ type restored struct {
 func (e *episode) restore(ctx context.Context) *restored {
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
-	res := &restored{}
+	res := &restored{name: "restore"}
 	var from host.Checkpoint
 	until(ctx, 300*time.Millisecond, func() bool {
 		from, res.err = newest(ctx, e.fleet)
@@ -149,16 +151,19 @@ func reads(ops []history.Op, from int64) map[string]*history.Op {
 	all := map[string]*history.Op{}
 	for i := range ops {
 		if op := &ops[i]; op.Outcome == history.OK && op.Invoke >= from {
-			all[op.Workload+" "+op.F+" "+op.Key] = op
+			all[what(op)] = op
 		}
 	}
 	return all
 }
 
-// judge compares what was read in the restored cluster with the final reads in the
-// one that made the checkpoint.
+// what says what an operation was about.
+func what(op *history.Op) string { return op.Workload + " " + op.F + " " + op.Key }
+
+// judge compares what was read with the final reads in the cluster that made the
+// checkpoint.
 func (r *restored) judge(ops []history.Op, from int64) check.Result {
-	res := check.Result{Name: "restore", Verdict: check.Pass}
+	res := check.Result{Name: r.name, Verdict: check.Pass}
 	if r.err != nil {
 		res.Verdict, res.Text = check.Fail, r.err.Error()
 		if r.late {
@@ -167,8 +172,8 @@ func (r *restored) judge(ops []history.Op, from int64) check.Result {
 		return res
 	}
 	want, got := reads(ops, from), reads(r.ops, 0)
-	for what, w := range want {
-		g := got[what]
+	for name, w := range want {
+		g := got[name]
 		if g != nil && reflect.DeepEqual(w.Result, g.Result) && reflect.DeepEqual(w.Parts, g.Parts) {
 			res.OK++
 			continue

@@ -92,6 +92,7 @@ func TestOptions(t *testing.T) {
 		{"workload", func(o *Options) { o.Workloads = []string{"register", "nonsense"} }},
 		{"net", func(o *Options) { o.Net = "nonsense" }},
 		{"disk", func(o *Options) { o.Disk = "nonsense" }},
+		{"nothing to go back to", func(o *Options) { o.Rollback = true }},
 	} {
 		o := good()
 		if c.bad != nil {
@@ -207,6 +208,7 @@ func TestAlarms(t *testing.T) {
 		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindLyingFsync}, check.Pass},
 		{"msg=\"replica damaged; it will be rebuilt\"\n", []nemesis.Kind{nemesis.KindReadError}, check.Pass},
 		{"panic: all the same\n", []nemesis.Kind{nemesis.KindBitFlip}, check.Fail},
+		{"msg=\"replica damaged; it will be rebuilt\" cause=\"the replica was not prepared for the rollback to checkpoint 7\"\n", nil, check.Pass},
 	} {
 		add(c.text)
 		if res := w.judge(hits{"n1": c.hit}); res.Verdict != c.want {

@@ -193,6 +193,10 @@ var alarms = []string{"panic:", "fatal error:", "WARNING: DATA RACE", "unexpecte
 // wrote. An honest disk, whose power may fail, gives no reason for one.
 var damages = []string{"cannot be trusted", "replica damaged", "system group is damaged"}
 
+// pardoned is why a replica may stop as damaged on the best of disks: others went back
+// before it had fetched what it needs to.
+var pardoned = []byte("was not prepared for the rollback")
+
 // mayBeDamaged says whether something has hit a node that leaves damage on its disk,
 // or looks like it.
 func (h hits) mayBeDamaged(node string) bool {
@@ -259,7 +263,7 @@ func linesWith(path string, from int64, texts []string) (lines []string, end int
 		}
 		end += int64(len(line))
 		for _, a := range texts {
-			if bytes.Contains(line, []byte(a)) {
+			if bytes.Contains(line, []byte(a)) && !bytes.Contains(line, pardoned) {
 				lines = append(lines, trim(line[:min(len(line), 500)]))
 				break
 			}
