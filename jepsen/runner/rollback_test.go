@@ -5,6 +5,9 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -116,5 +119,28 @@ func TestDeleteSavepoint(t *testing.T) {
 				t.Errorf("%s: %v after %s", c.name, err, time.Since(began))
 			}
 		})
+	}
+}
+
+// TestCrashRollbackThatIsNone: a rollback that is said to be done and was never begun
+// is found by what the cluster holds.
+func TestCrashRollbackThatIsNone(t *testing.T) {
+	o := options(t)
+	o.Checkpoints, o.Rollback, o.Duration, o.Episode, o.Faults = true, true, time.Second, 2*time.Second, []string{"pause"}
+	liar := filepath.Join(t.TempDir(), "keelctl")
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *'checkpoint rollback'*) exit 0;; esac\nexec '%s' \"$@\"\n", o.CtlBinary)
+	must(t, os.WriteFile(liar, []byte(script), 0o755))
+	o.CtlBinary = liar
+	rep, err := Run(t.Context(), o)
+	must(t, err)
+	nothingLeft(t, o.Dir)
+	i := slices.IndexFunc(rep.Episodes[0].Results, func(r check.Result) bool { return r.Name == "rollback" })
+	if i < 0 {
+		t.Fatalf("nobody looked at the rollback: %s", rep.Text)
+	}
+	if res := rep.Episodes[0].Results[i]; rep.Verdict != check.Fail || res.Verdict != check.Fail || res.Failed == 0 {
+		t.Errorf("verdict %s: %+v", rep.Verdict, res)
+	} else {
+		t.Log(res.Text)
 	}
 }
