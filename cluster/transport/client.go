@@ -160,8 +160,8 @@ func (t *Transport) connect(ctx context.Context, node base.NodeID, l lane) (*cli
 	if l == laneBulk {
 		return c, nil
 	}
-	if !t.adopt(w) {
-		return nil, fmt.Errorf("connecting to node %s: %w", node, base.ErrClosed)
+	if err := t.adopt(w); err != nil {
+		return nil, fmt.Errorf("connecting to node %s: %w", node, err)
 	}
 	started := t.spawn(c.writeLoop) && t.spawn(c.readLoop) && t.spawn(c.keepAlive)
 	if !started {
@@ -181,6 +181,7 @@ func (t *Transport) connectWire(ctx context.Context, node base.NodeID, l lane) (
 		return nil, fmt.Errorf("connecting to node %s: %w: %w", node, base.ErrUnavailable, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	round := t.round() // before the peer is judged
 	id, limited, err := t.greet(nc, node, l)
 	if !stop() && err == nil {
 		err = ctx.Err()
@@ -192,7 +193,7 @@ func (t *Transport) connectWire(ctx context.Context, node base.NodeID, l lane) (
 		}
 		return nil, err
 	}
-	return newWireConn(nc, l, id, limited, t), nil
+	return newWireConn(nc, l, id, limited, round, t), nil
 }
 
 // pending is a request that waits for its answer.

@@ -21,8 +21,9 @@ type wireConn struct {
 	nc       net.Conn
 	lane     lane
 	peer     Identity
-	limited  bool // only admission calls may pass
-	maxQueue int  // bytes
+	limited  bool   // only admission calls may pass
+	round    uint64 // of greetings in which the peer was judged
+	maxQueue int    // bytes
 	traffic  traffic
 	onClose  func(*wireConn) // called once, after the connection is closed
 
@@ -39,9 +40,9 @@ type wireConn struct {
 	lastRead atomic.Int64  // time.Duration since born of the last received frame
 }
 
-func newWireConn(nc net.Conn, l lane, peer Identity, limited bool, t *Transport) *wireConn {
+func newWireConn(nc net.Conn, l lane, peer Identity, limited bool, round uint64, t *Transport) *wireConn {
 	c := &wireConn{
-		nc: nc, lane: l, peer: peer, limited: limited, maxQueue: t.opts.SendQueueBytes, traffic: t.metrics.traffic(l), onClose: t.disown,
+		nc: nc, lane: l, peer: peer, limited: limited, round: round, maxQueue: t.opts.SendQueueBytes, traffic: t.metrics.traffic(l), onClose: t.disown,
 		wake: make(chan struct{}, 1), done: make(chan struct{}), born: time.Now(),
 	}
 	c.mu.space = make(chan struct{})

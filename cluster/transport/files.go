@@ -78,8 +78,8 @@ func (t *Transport) openFile(ctx context.Context, node base.NodeID, name string,
 	if err != nil {
 		return nil, err
 	}
-	if !t.adopt(c.wireConn) {
-		return nil, base.ErrClosed
+	if err := t.adopt(c.wireConn); err != nil {
+		return nil, err
 	}
 	if c.limited {
 		c.close(base.ErrNotFounded)

@@ -136,6 +136,33 @@ func TestAdmission(t *testing.T) {
 	})
 }
 
+// Who is removed while he is being greeted is not served for ever by what was known
+// of him before: all that is judged before DropPeers greets anew.
+func TestPeerThatIsDroppedWhileItIsGreeted(t *testing.T) {
+	n := memnet.New(1)
+	a := startNode(t, n, "a")
+	var b atomic.Pointer[testNode]
+	var judged atomic.Int64
+	nb := startNode(t, n, "b", func(o *Options) {
+		o.CheckPeer = func(Identity) error {
+			if judged.Add(1) > 1 {
+				return base.ErrIdentity
+			}
+			b.Load().DropPeers() // the record lost him after it was read
+			return nil
+		}
+	})
+	b.Store(nb)
+	nb.Handle(methodEcho, echo)
+	eventually(t, "a refused peer", func() bool {
+		_, err := a.Call(ctxFor(t, 5*time.Second), "b", methodEcho, nil)
+		if err == nil {
+			t.Fatal("a peer that was removed while it was greeted is served")
+		}
+		return errors.Is(err, base.ErrIdentity)
+	})
+}
+
 func TestCalls(t *testing.T) {
 	n := memnet.New(1)
 	a, b := startNode(t, n, "a"), startNode(t, n, "b", func(o *Options) { o.MaxCalls = 2 })

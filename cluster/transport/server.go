@@ -66,6 +66,7 @@ func (t *Transport) admit(nc net.Conn) bool {
 }
 
 func (t *Transport) serveConn(nc net.Conn) {
+	round := t.round() // before the peer is judged
 	h, limited, err := t.welcome(nc)
 	t.mu.Lock()
 	delete(t.mu.pending, nc)
@@ -83,10 +84,10 @@ func (t *Transport) serveConn(nc net.Conn) {
 		return
 	}
 	c := &serverConn{
-		wireConn: newWireConn(nc, h.lane, h.id, limited, t), t: t,
+		wireConn: newWireConn(nc, h.lane, h.id, limited, round, t), t: t,
 		slots: make(chan struct{}, t.opts.MaxCalls), cancels: make(map[uint64]context.CancelFunc),
 	}
-	if !t.adopt(c.wireConn) {
+	if t.adopt(c.wireConn) != nil {
 		return
 	}
 	if !limited {

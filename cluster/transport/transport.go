@@ -32,6 +32,7 @@ type Transport struct {
 		started  bool
 		closed   bool
 		identity Identity
+		round    uint64 // counts DropPeers
 		listener net.Listener
 		peers    map[base.NodeID]*peer
 		conns    map[*wireConn]struct{} // every open connection, both directions
@@ -124,6 +125,9 @@ func (t *Transport) SetCluster(id base.ClusterID) error {
 // DropPeers closes every connection. They are made anew on demand, with a new
 // handshake; call it after the cluster's record of nodes lost one.
 func (t *Transport) DropPeers() {
+	t.mu.Lock()
+	t.mu.round++ // those that are being greeted now are closed by adopt
+	t.mu.Unlock()
 	for _, c := range t.openConns() {
 		c.close(fmt.Errorf("closing the connection with node %s to greet anew: %w", c.peer.Node, base.ErrUnavailable))
 	}
@@ -185,23 +189,37 @@ func (t *Transport) spawn(f func()) bool {
 	return true
 }
 
-// adopt registers an open connection so that Close and DropPeers find it. It
-// closes the connection and says false after Close.
-func (t *Transport) adopt(c *wireConn) bool {
+// round is the number of times that all peers had to greet anew.
+func (t *Transport) round() uint64 {
 	t.mu.Lock()
-	ok := !t.mu.closed
-	if ok {
+	defer t.mu.Unlock()
+	return t.mu.round
+}
+
+// adopt registers an open connection so that Close and DropPeers find it. It
+// closes the connection and fails after Close, and with base.ErrUnavailable if
+// DropPeers came after the peer was judged: what that judged by, the node's own
+// cluster or who belongs to it, may have changed, and nobody would look again.
+func (t *Transport) adopt(c *wireConn) error {
+	t.mu.Lock()
+	var err error
+	switch {
+	case t.mu.closed:
+		err = base.ErrClosed
+	case c.round != t.mu.round:
+		err = fmt.Errorf("greeting node %s anew: %w", c.peer.Node, base.ErrUnavailable)
+	default:
 		t.mu.conns[c] = struct{}{}
 	}
 	t.mu.Unlock()
-	if !ok {
-		c.close(base.ErrClosed)
-		return false
+	if err != nil {
+		c.close(err)
+		return err
 	}
 	if c.err() != nil { // closed before it was registered
 		t.disown(c)
 	}
-	return true
+	return nil
 }
 
 func (t *Transport) disown(c *wireConn) {
