@@ -272,14 +272,10 @@ func (o *checkpointOptions) catchUpOnce(ctx context.Context, f *fleet, d *datase
 		p.run(writing)
 	}()
 	load := loadAverage()
-	if err := wait(ctx, time.Second); err != nil { // the warm-up
+	quiet, err := o.quietTime(ctx)
+	if err != nil {
 		return err
 	}
-	quiet := span{from: time.Now()}
-	if err := wait(ctx, o.quiet); err != nil {
-		return err
-	}
-	quiet.to = time.Now()
 	if before != nil {
 		if err := before(ctx, d); err != nil {
 			return err

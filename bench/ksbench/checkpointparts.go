@@ -127,6 +127,17 @@ func moveLeaders(ctx context.Context, d *dataset, last *keelstatepb.Checkpoint) 
 	return moved, nil
 }
 
+// quietTime is the time in which nothing but writes goes on, behind a warm-up.
+func (o *checkpointOptions) quietTime(ctx context.Context) (span, error) {
+	if err := wait(ctx, time.Second); err != nil {
+		return span{}, err
+	}
+	quiet := span{from: time.Now()}
+	err := wait(ctx, o.quiet)
+	quiet.to = time.Now()
+	return quiet, err
+}
+
 // writesDuringCheckpoints compares the latency of writes in the time of checkpoints
 // with that before.
 func (o *checkpointOptions) writesDuringCheckpoints(ctx context.Context, f *fleet, d *dataset, who string) error {
@@ -139,14 +150,10 @@ func (o *checkpointOptions) writesDuringCheckpoints(ctx context.Context, f *flee
 		p.run(writing)
 	}()
 	load := loadAverage()
-	if err := wait(ctx, time.Second); err != nil { // the warm-up
+	quiet, err := o.quietTime(ctx)
+	if err != nil {
 		return err
 	}
-	quiet := span{from: time.Now()}
-	if err := wait(ctx, o.quiet); err != nil {
-		return err
-	}
-	quiet.to = time.Now()
 	var during []span
 	for range 2 * o.rounds {
 		s := span{from: time.Now()}
