@@ -44,7 +44,11 @@ type Checkpoint struct {
 	Savepoint bool `json:"savepoint,omitempty"`
 	// Changelog says that a shard may store the log since an earlier checkpoint in
 	// place of its files. Of a savepoint it is false.
-	Changelog   bool             `json:"changelog,omitempty"`
+	Changelog bool `json:"changelog,omitempty"`
+	// LogOpen says that the uploaders of its shards may store the log that follows
+	// under its attempts, though it has completed (ME14). The completion of one of
+	// mode changelog opens it; the next start that is no savepoint's closes it.
+	LogOpen     bool             `json:"log_open,omitempty"`
 	Incarnation base.Incarnation `json:"incarnation"`
 	KeyGroups   int              `json:"key_groups"`
 	// Shards is how many shards it has.
@@ -130,6 +134,11 @@ type CheckpointShard struct {
 	Attempt   uint64               `json:"attempt"`
 	State     CheckpointShardState `json:"state"`
 	UpdatedMs uint64               `json:"updated_ms"`
+	// Prior is an attempt of the checkpoint before, under which the same uploader may
+	// have stored the log since; 0: none. What it has stored so it registers here.
+	Prior uint64 `json:"prior,omitempty"`
+	// PriorObjects is how many objects of Prior it has put into the registry.
+	PriorObjects int `json:"prior_objects,omitempty"`
 	// Objects is how many objects it has put into the registry, UseParts how
 	// many records say which ones it uses.
 	Objects  int `json:"objects,omitempty"`
@@ -201,8 +210,11 @@ type Place struct {
 const (
 	objectPlaceBits = 20
 	maxAttempt      = 1<<33 - 1
+	// MaxPriorObjects bounds those of an attempt that the next checkpoint registers.
+	// Their places are behind those of the attempt's own upload.
+	MaxPriorObjects = 1 << 12
 	// MaxUploadObjects bounds the objects of one shard's upload.
-	MaxUploadObjects = 1 << objectPlaceBits
+	MaxUploadObjects = 1<<objectPlaceBits - MaxPriorObjects
 )
 
 // Attempt is the attempt that stored the object.

@@ -39,6 +39,50 @@ func (v *View) LastCheckpoint() *Checkpoint {
 	return last
 }
 
+// openCheckpoint returns the checkpoint under whose attempts the log may be stored
+// (Checkpoint.LogOpen), or nil.
+func (v *View) openCheckpoint() *Checkpoint {
+	if c := v.LastCheckpoint(); c != nil && c.LogOpen {
+		return c
+	}
+	return nil
+}
+
+// LogAttempt is the attempt under which a node may store the log of a shard that
+// follows the last checkpoint, before there is a next one (ME14): that of its own
+// upload, as long as the shard is what it was then. It is 0 if the node may not.
+func (v *View) LogAttempt(group base.GroupID, node base.NodeID) uint64 {
+	open, now := v.openCheckpoint(), v.Shard(group)
+	if open == nil || now == nil {
+		return 0
+	}
+	then := v.CheckpointShard(open.Number, group)
+	if then == nil || then.Uploader != node || then.Birth != now.Birth || then.Epoch != now.Epoch {
+		return 0
+	}
+	return then.Attempt
+}
+
+// logAttempts are the attempts of which objects may yet get into the registry though
+// their checkpoint has completed (ME14). An attempt that is none of them any more
+// never is again.
+func (v *View) logAttempts() map[uint64]struct{} {
+	out := make(map[uint64]struct{})
+	if c := v.openCheckpoint(); c != nil {
+		for _, s := range v.CheckpointShards(c.Number) {
+			out[s.Attempt] = struct{}{}
+		}
+	}
+	if c := v.RunningCheckpoint(); c != nil {
+		for _, s := range v.CheckpointShards(c.Number) {
+			if s.Prior != 0 {
+				out[s.Prior] = struct{}{}
+			}
+		}
+	}
+	return out
+}
+
 // NextCheckpoint is the number that the next checkpoint will have.
 func (v *View) NextCheckpoint() uint64 { return v.next(counterCheckpoint) }
 
@@ -151,7 +195,8 @@ func (v *View) DeletionsPending() bool {
 
 // OrphanTest returns a function that says of a key in the object store whether it
 // is an orphan by this view: one of this cluster's own, of an attempt or of a
-// checkpoint that has ended, and neither in the registry nor in a plan. The
+// checkpoint that has ended and under which no log may be stored (ME14), and neither
+// in the registry nor in a plan. The
 // `_metadata` of a savepoint is one only as long as it is known to have failed:
 // otherwise the user may have put it there. foreign says that the key is not one of those that this cluster writes.
 func (v *View) OrphanTest() func(key string) (orphan, foreign bool) {
@@ -165,7 +210,7 @@ func (v *View) OrphanTest() func(key string) (orphan, foreign bool) {
 	if c := v.Cluster(); c != nil {
 		cluster = c.ID
 	}
-	below := v.OldestRunningAttempt()
+	below, logs := v.OldestRunningAttempt(), v.logAttempts()
 	return func(key string) (orphan, foreign bool) {
 		attempt, number, saved, ok := ownKey(cluster, key)
 		if !ok {
@@ -181,6 +226,9 @@ func (v *View) OrphanTest() func(key string) (orphan, foreign bool) {
 		if number != 0 && attempt == 0 {
 			return number < v.NextCheckpoint() && !v.mayHaveMetadata(number), false
 		}
+		if _, open := logs[attempt]; open {
+			return false, false
+		}
 		return attempt < below && v.ObjectByKey(key) == nil, false
 	}
 }
@@ -192,8 +240,9 @@ func (v *View) mayHaveMetadata(number uint64) bool {
 	return c != nil && (c.Running() || c.Phase == CheckpointCompleted || !c.MetadataPlanned)
 }
 
-// OldestRunningAttempt is the smallest attempt that may still put objects into
-// the registry: the smallest of the running checkpoint, or the next that is given.
+// OldestRunningAttempt is the smallest attempt of the running checkpoint, or the
+// next that is given. Of smaller ones only the log that was stored after a checkpoint
+// may yet get into the registry (LogAttempt).
 func (v *View) OldestRunningAttempt() uint64 {
 	oldest := v.NextAttempt()
 	if c := v.RunningCheckpoint(); c != nil {

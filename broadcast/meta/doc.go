@@ -39,7 +39,8 @@
 //	ME7  At most one checkpoint runs. While one runs, nothing leaves the registry
 //	     of objects: what it held when the checkpoint started stays until it ends.
 //	ME8  A key of a delete plan is not in the registry, and never gets there again:
-//	     its attempt has ended, and no attempt is given twice (ME1).
+//	     its attempt has ended, no attempt is given twice (ME1), and what was
+//	     registered is none of what may yet be (ME14).
 //	ME9  Every object that a running or completed checkpoint uses is in the
 //	     registry, and every object of the registry is used by some checkpoint.
 //	ME10 At most one rollback runs, and no checkpoint beside it. Until it ends the
@@ -55,4 +56,8 @@
 //	     folder, and nothing else uses these. Retention neither counts nor retires
 //	     it, and the objects in a folder with a `_metadata` that may be a completed
 //	     savepoint's are in no plan but one that the user asked for.
+//	ME14 The log that follows a completed checkpoint is stored under its attempts as
+//	     long as it is open, and is registered by nobody but the next checkpoint that
+//	     is no savepoint, under the same uploader (Prior). Until that has ended it is
+//	     no orphan. Nothing is opened twice.
 package meta
