@@ -11,6 +11,7 @@
 //	Unit    package and -run pattern of tests that hold the rule
 //	By      steps, sim, jepsen: which harnesses can see it at all
 //	Faults  the --faults of a real-process run that it needs; all if missing
+//	Flags   more flags that such a run needs
 //
 // `make mutants` runs them (command run below). A mutant counts as found when a
 // simulation (steps: that of the step functions, TestCheckpoints

@@ -20,6 +20,8 @@ type Mutant struct {
 	BySteps, BySim, ByJepsen bool
 	// Faults are for a real-process run; empty for all.
 	Faults string
+	// Flags are more of such a run.
+	Flags string
 
 	files []filePatch
 }
@@ -108,6 +110,8 @@ func (m *Mutant) head(line string) error {
 		}
 	case "Faults":
 		m.Faults = value
+	case "Flags":
+		m.Flags = value
 	default:
 		return fmt.Errorf("the head has no key %q", key)
 	}

@@ -8,7 +8,7 @@
 // a mix, or cascades, in which faults hit a cluster that still recovers.
 //
 // It knows hosts, faults, workloads, checkers and the report, and the product by
-// its client and its command line. It must not know how any of them works.
+// its client, its command line and its wire. It must not know how any of them works.
 //
 // Concurrency: one Run at a time uses a folder. All goroutines and processes
 // have ended when it returns.
@@ -30,4 +30,6 @@
 //	     paused for a restore go on, whatever comes of it.
 //	RU7  After a rollback every key reads as it did before the savepoint, and what
 //	     was written since is gone. Savepoints go with their episode.
+//	RU8  A cluster that was restored from a checkpoint takes no request of the
+//	     incarnation that made it, from whoever names no cluster (package wire).
 package runner

@@ -54,6 +54,8 @@ type episode struct {
 	watch      *storeWatch
 	restored   *restored
 	rolledBack *rolledBack
+	// outdated is what a client had before the checkpoint; nil without checkpoints.
+	outdated *outdated
 	// finalNs is when the final reads began.
 	finalNs int64
 }
@@ -135,6 +137,11 @@ func (e *episode) prepare(ctx context.Context) (err error) {
 	header := history.Header{Seed: int64(e.Seed), Start: e.start.UTC().Format(time.RFC3339), Note: fmt.Sprintf("run of seed %d, episode %d", e.run.Seed, e.Number)}
 	if e.rec, err = history.NewRecorder(e.file, header, history.Options{Clock: e.now, Forget: true}); err != nil {
 		return err
+	}
+	if e.Checkpoints {
+		if e.outdated, err = remember(ctx, e.fleet.Endpoints()); err != nil {
+			return fmt.Errorf("asking as a client that names no cluster: %w", err)
+		}
 	}
 	for n := range e.Clients {
 		opts := []keel.Option{keel.WithAttemptTimeout(time.Second), keel.WithCallTimeout(5 * time.Second)}
@@ -315,7 +322,7 @@ func (e *episode) judge() error {
 		e.Results = append(e.Results, e.watch.result(h.Ops))
 	}
 	if e.restored != nil {
-		e.Results = append(e.Results, e.restored.judge(h.Ops, e.finalNs))
+		e.Results = append(append(e.Results, e.restored.judge(h.Ops, e.finalNs)), e.restored.looks...)
 	}
 	if e.rolledBack != nil {
 		e.Results = append(e.Results, e.rolledBack.judge(h.Ops, e.finalNs))

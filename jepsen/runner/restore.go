@@ -33,6 +33,8 @@ type restored struct {
 	err  error
 	// late says that the time was over; then err says nothing of the product.
 	late bool
+	// looks are other looks at that cluster.
+	looks []check.Result
 }
 
 // restore founds another cluster with the newest checkpoint, which was made after
@@ -109,7 +111,11 @@ func (e *episode) restoreFrom(ctx context.Context, from host.Checkpoint, res *re
 		return fmt.Errorf("founding a cluster of %d nodes and %d shards with checkpoint %d: %w", nodes, shards, from.Number, err)
 	}
 	took := time.Since(began).Round(time.Millisecond)
-	res.ops, err = e.readAgain(ctx, f)
+	if res.ops, err = e.readAgain(ctx, f); err == nil {
+		var look check.Result
+		look, err = e.outdated.refusedBy(ctx, f.Endpoints())
+		res.looks = append(res.looks, look)
+	}
 	res.text = fmt.Sprintf("checkpoint %d in a cluster of %d nodes and %d shards, which served after %s", from.Number, nodes, shards, took)
 	return err
 }

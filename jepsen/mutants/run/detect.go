@@ -159,8 +159,11 @@ func (w *workshop) jepsen(ctx context.Context, m *mutants.Mutant, e *entry) {
 	e.Seed = strconv.FormatUint(w.o.firstSeed, 10)
 	args := []string{"run", "--seed", e.Seed, "--duration", w.o.duration.String(), "--out", filepath.Join(w.dir, "run")}
 	args = append(args, strings.Fields(w.o.jepsenFlags)...)
-	if m != nil && m.Faults != "" {
-		args = append(args, "--faults", m.Faults)
+	if m != nil {
+		if m.Faults != "" {
+			args = append(args, "--faults", m.Faults)
+		}
+		args = append(args, strings.Fields(m.Flags)...)
 	}
 	began := time.Now()
 	out, code, err := command(ctx, w.o.jepsenLimit, w.dir, filepath.Join(w.dir, "keelstate-jepsen"), args...)
