@@ -161,7 +161,7 @@ func (r *replica) removeEndedLinks(v *meta.View) {
 func (r *replica) removeLinks(gone []uint64) {
 	var left []uint64
 	for _, n := range gone {
-		if err := os.RemoveAll(r.linkedDir(n)); err != nil {
+		if err := r.node.remover.remove(r.linkedDir(n)); err != nil {
 			r.logger.Warn("removing what a checkpoint kept", "checkpoint", n, "error", err)
 			left = append(left, n)
 		}

@@ -83,6 +83,7 @@ type Node struct {
 	restoring atomic.Pointer[snapshot.Checkpoint]
 	addresses addressBook
 	leaders   leaderTable
+	remover   *remover
 
 	mu struct {
 		sync.Mutex
@@ -163,6 +164,9 @@ func (n *Node) openDir() error {
 		return err
 	}
 	n.mu.identity = *id
+	if n.remover, err = newRemover(filepath.Join(n.opts.DataDir, removedDir), n.logger, n.disk.low.Load); err != nil {
+		return err
+	}
 	return n.addresses.open(n.opts.DataDir)
 }
 
@@ -322,6 +326,7 @@ func (n *Node) Start() error {
 	n.spawn(n.reconcileLoop)
 	n.spawn(n.checkLoop)
 	n.spawn(n.disk.run)
+	n.spawn(func() { n.remover.run(n.ctx) })
 	n.spawn(n.scrubLoop)
 	n.spawn(n.checkpointLoop)
 	return nil

@@ -211,7 +211,7 @@ func (r *replica) openStore() error {
 		return err
 	}
 	var err error
-	if r.snaps, err = openSnapStore(r.dir, r.logger); err != nil {
+	if r.snaps, err = openSnapStore(r.dir, r.logger, r.node.remover.remove); err != nil {
 		return err
 	}
 	name, err := r.currentStore()
@@ -281,7 +281,7 @@ func (r *replica) removeOldStores(live string) error {
 	}
 	for _, n := range names {
 		if _, ok := storeNumber(n); ok && n != live {
-			if err := os.RemoveAll(filepath.Join(r.dir, n)); err != nil {
+			if err := r.node.remover.remove(filepath.Join(r.dir, n)); err != nil {
 				return fmt.Errorf("removing old store %s: %w", n, err)
 			}
 		}
@@ -432,7 +432,7 @@ func (s *replicaSnapshot) Persist(sink raft.SnapshotSink) error {
 
 // Release implements raft.FSMSnapshot.
 func (s *replicaSnapshot) Release() {
-	if err := os.RemoveAll(s.dir); err != nil {
+	if err := s.replica.node.remover.remove(s.dir); err != nil {
 		s.replica.logger.Warn("removing a checkpoint", "error", err)
 	}
 }
@@ -560,7 +560,7 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 	old := filepath.Join(r.dir, live)
 	if err := r.machine.Swap(store, func(s engine.Store) {
 		failpoint.Hit("cluster.install.before-remove-old")
-		if err := errors.Join(s.Close(), os.RemoveAll(old)); err != nil {
+		if err := errors.Join(s.Close(), r.node.remover.remove(old)); err != nil {
 			r.logger.Warn("removing the replaced store", "error", err)
 		}
 	}); err != nil {
@@ -620,7 +620,7 @@ func (r *replica) removeReplaced() (gone bool) {
 		}
 		r.logger.Info("removing the files of a replaced replica", "generation", gen)
 		failpoint.Hit("cluster.retire.before-remove")
-		if err := os.RemoveAll(filepath.Join(parent, n)); err != nil {
+		if err := r.node.remover.remove(filepath.Join(parent, n)); err != nil {
 			r.logger.Warn("removing replaced files", "error", err)
 			gone = false
 		}

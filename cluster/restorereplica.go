@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -203,7 +202,7 @@ func (n *Node) noteRestore(who, text string) {
 func (r *replica) seedDir() string { return filepath.Join(r.dir, "restore") }
 
 func (r *replica) removeLeftOfSeed() {
-	if err := os.RemoveAll(r.seedDir()); err != nil {
+	if err := r.node.remover.remove(r.seedDir()); err != nil {
 		r.logger.Warn("removing what a restore left", "error", err)
 	}
 }
@@ -275,7 +274,7 @@ func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sour
 		keep[name] = true
 		out[i] = fetchedSource{manifest: m, dir: filepath.Join(r.seedDir(), name)}
 	}
-	if err := removeExcept(r.seedDir(), func(name string) bool { return keep[name] }); err != nil {
+	if err := removeExcept(r.seedDir(), r.node.remover.remove, func(name string) bool { return keep[name] }); err != nil {
 		return nil, fmt.Errorf("removing what an earlier restore left: %w", err)
 	}
 	for _, f := range out {

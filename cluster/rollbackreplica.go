@@ -138,7 +138,7 @@ func (r *replica) removeEndedRollbacks(v *meta.View) {
 		defer w.removing.Store(false)
 		for _, id := range gone {
 			failpoint.Hit("cluster.rollback.before-remove")
-			if err := os.RemoveAll(r.rollbackDir(id)); err != nil {
+			if err := r.node.remover.remove(r.rollbackDir(id)); err != nil {
 				r.logger.Warn("removing what a rollback left", "operation", id, "error", err)
 			}
 		}
@@ -386,7 +386,7 @@ func (r *replica) putBack(rb raftfsm.Rollback, seal func(engine.Store) error) (e
 	r.logger.Info("rolled back", "checkpoint", rb.Checkpoint, "incarnation", uint64(rb.Incarnation))
 	old := filepath.Join(r.dir, live)
 	return store, func(s engine.Store) {
-		if err := errors.Join(s.Close(), os.RemoveAll(old)); err != nil {
+		if err := errors.Join(s.Close(), r.node.remover.remove(old)); err != nil {
 			r.logger.Warn("removing the replaced store", "error", err)
 		}
 	}, nil

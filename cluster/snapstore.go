@@ -42,6 +42,8 @@ type snapStore struct {
 	dir    string
 	logger *slog.Logger
 	hashes *snapshot.HashCache
+	// remove takes a directory away, for good.
+	remove func(path string) error
 
 	mu struct {
 		sync.Mutex
@@ -74,8 +76,10 @@ type snapMeta struct {
 	ManifestSHA256 string             `json:"manifestSha256"`
 }
 
-func openSnapStore(dir string, logger *slog.Logger) (*snapStore, error) {
-	s := &snapStore{dir: dir, logger: logger, hashes: snapshot.NewHashCache()}
+// openSnapStore opens the snapshots of a replica's directory; remove is called with
+// the directories that go.
+func openSnapStore(dir string, logger *slog.Logger, remove func(path string) error) (*snapStore, error) {
+	s := &snapStore{dir: dir, logger: logger, hashes: snapshot.NewHashCache(), remove: remove}
 	s.mu.served = map[string]time.Time{}
 	s.mu.busy = map[string]int{}
 	for _, d := range []string{s.incoming(), s.snapshots()} {
@@ -85,12 +89,12 @@ func openSnapStore(dir string, logger *slog.Logger) (*snapStore, error) {
 	}
 	// What a crash left unfinished under a temporary name was never visible; of
 	// what was being fetched the newest is kept, to be resumed.
-	if err := removeExcept(s.snapshots(), func(name string) bool { return !strings.HasPrefix(name, "tmp-") }); err != nil {
+	if err := removeExcept(s.snapshots(), remove, func(name string) bool { return !strings.HasPrefix(name, "tmp-") }); err != nil {
 		return nil, fmt.Errorf("opening snapshot store: %w", err)
 	}
 	newest, err := newestFetch(s.incoming())
 	if err == nil {
-		err = removeExcept(s.incoming(), func(name string) bool { return name == newest })
+		err = removeExcept(s.incoming(), remove, func(name string) bool { return name == newest })
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening snapshot store: %w", err)
@@ -99,7 +103,7 @@ func openSnapStore(dir string, logger *slog.Logger) (*snapStore, error) {
 }
 
 // removeExcept removes the entries of a directory that are not to be kept.
-func removeExcept(dir string, keep func(name string) bool) error {
+func removeExcept(dir string, remove func(path string) error, keep func(name string) bool) error {
 	names, err := dirNames(dir)
 	if err != nil {
 		return err
@@ -107,7 +111,7 @@ func removeExcept(dir string, keep func(name string) bool) error {
 	var errs []error
 	for _, n := range names {
 		if !keep(n) {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, n)))
+			errs = append(errs, remove(filepath.Join(dir, n)))
 		}
 	}
 	return errors.Join(errs...)
@@ -327,7 +331,7 @@ func (s *snapStore) reap() error {
 			continue
 		}
 		failpoint.Hit("cluster.snapshot.reap")
-		errs = append(errs, os.RemoveAll(dead))
+		errs = append(errs, s.remove(dead))
 	}
 	return errors.Join(errs...)
 }
@@ -376,7 +380,7 @@ func (k *snapSink) Close() error {
 	}
 	// Fetches that were given up: this snapshot is newer than theirs. One that
 	// runs at this moment starts again if it must.
-	if err := removeExcept(s.incoming(), s.isBusy); err != nil {
+	if err := removeExcept(s.incoming(), s.remove, s.isBusy); err != nil {
 		s.logger.Warn("removing fetches that were given up", "error", err)
 	}
 	return nil

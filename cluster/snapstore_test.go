@@ -71,7 +71,7 @@ func damaged[T any](t *testing.T, raw []byte, parse func([]byte) (T, error), sam
 
 func newSnapStore(t testing.TB, dir string) *snapStore {
 	t.Helper()
-	s, err := openSnapStore(dir, slog.New(slog.DiscardHandler))
+	s, err := openSnapStore(dir, slog.New(slog.DiscardHandler), os.RemoveAll)
 	if err != nil {
 		t.Fatal(err)
 	}

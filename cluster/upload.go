@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -156,7 +155,7 @@ func (r *replica) beginUpload(b raftfsm.Barrier) {
 		defer func() {
 			r.node.uploads.end(b.Attempt)
 			cancel()
-			if err := os.RemoveAll(c.dir); err != nil {
+			if err := r.node.remover.remove(c.dir); err != nil {
 				r.logger.Warn("removing the files of an upload", "error", err)
 			}
 		}()

@@ -110,6 +110,7 @@ var ways = map[string]func(*run){
 	"cluster.rollback.after-current":   rollingBack,
 	"cluster.rollback.cut":             rollingBack,
 	"cluster.rollback.before-remove":   rollingBack,
+	"cluster.remove.aside":             rollingBack,
 
 	"cluster.metadata.before-propose": sessionsAnywhere,
 	"cluster.metadata.before-apply":   withSessions,

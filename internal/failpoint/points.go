@@ -165,6 +165,7 @@ func Points() []Point {
 		{"cluster.rollback.cut", KindHit, "the log begins behind the rollback, the shard has not said that it is rolled back"},
 		{"cluster.rollback.before-remove", KindHit, "what was prepared is about to go"},
 		{"cluster.restore.published", KindHit, "the snapshot is there, the replica has not begun"},
+		{"cluster.remove.aside", KindHit, "a directory that is not used any more has lost its name, its files are still there"},
 		{"cluster.log-max-bytes", KindInt, "bytes of a log at which a snapshot is taken; a quarter of it for the system group"},
 		{"cluster.log-keep-bytes", KindInt, "bytes of log that are kept behind it"},
 	}
