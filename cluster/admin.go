@@ -42,6 +42,7 @@ func (n *Node) serveAdmin() {
 	t := n.transport
 	t.Handle(methodLeaders, n.serveLeaders)
 	t.Handle(methodRejoin, n.serveRejoin)
+	t.Handle(methodProgress, n.serveProgress)
 	t.Handle(methodHello, func(context.Context, base.NodeID, []byte) ([]byte, error) {
 		n.mu.Lock()
 		defer n.mu.Unlock()

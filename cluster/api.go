@@ -335,7 +335,7 @@ func (n *Node) Operations(ctx context.Context) ([]OperationInfo, error) {
 	var out []OperationInfo
 	for _, o := range v.Operations() {
 		out = append(out, OperationInfo{ID: fmt.Sprint(o.ID), Kind: o.Kind, Phase: o.Phase, Error: o.Error,
-			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs})
+			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs, Fetches: n.fetchesOf(ctx, v, o)})
 	}
 	return out, nil
 }

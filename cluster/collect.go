@@ -66,6 +66,7 @@ var (
 	diskLowDesc  = prometheus.NewDesc("keelstate_disk_low", "1 while the disk is nearly full: writes that add data are refused and others lead.", nil, nil)
 	diskHungDesc = prometheus.NewDesc("keelstate_disk_hung", "1 while a write of the Raft log has not returned in time: the node is silent.", nil, nil)
 	diskFreeDesc = prometheus.NewDesc("keelstate_disk_free_bytes", "Free bytes on the volume of the data directory, what is held back aside.", nil, nil)
+	fetchDueDesc = gauge("keelstate_fetch_due_bytes", "Bytes that a replica has yet to bring here for a snapshot, a restore or a rollback; there while it does.")
 	queueDesc    = prometheus.NewDesc("keelstate_write_queue_requests", "Writes that wait to be proposed.", []string{"group"}, nil)
 )
 
@@ -94,7 +95,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, g := range checkpointGauges {
 		ch <- g.desc
 	}
-	for _, d := range []*prometheus.Desc{checkpointsDesc, scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, queueDesc, applyRefusals} {
+	for _, d := range []*prometheus.Desc{checkpointsDesc, scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, fetchDueDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}
 }
@@ -112,6 +113,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(diskFreeDesc, prometheus.GaugeValue, float64(c.node.disk.free.Load()))
 	ch <- prometheus.MustNewConstMetric(pendingDesc, prometheus.GaugeValue, c.node.log.OldestPendingSync().Seconds())
 	c.node.collectCheckpoints(ch)
+	for group, due := range c.node.fetches.due() {
+		ch <- prometheus.MustNewConstMetric(fetchDueDesc, prometheus.GaugeValue, float64(due), group.String())
+	}
 	for i := range st.Groups {
 		for _, g := range groupGauges {
 			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&st.Groups[i]), st.Groups[i].Group.String())

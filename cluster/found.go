@@ -61,8 +61,27 @@ func beforeDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 // node is called, the one with the lowest id founds, so that calls on several
 // nodes at once cannot found two clusters (B24).
 func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
-	ctx, cancel := beforeDeadline(ctx)
+	early, cancel := beforeDeadline(ctx)
 	defer cancel()
+	reply, err := n.initUntil(early, spec)
+	if err == nil {
+		n.addFetches(ctx, reply)
+	}
+	return reply, err
+}
+
+// addFetches adds how far a restore is, where nobody has.
+func (n *Node) addFetches(ctx context.Context, reply *FoundReply) {
+	v, err := n.metaView()
+	if err != nil || reply.Plan != nil || len(reply.Fetches) > 0 {
+		return
+	}
+	if op, _, err := v.FoundingOperation(); err == nil {
+		reply.Fetches = n.fetchesOf(ctx, v, op)
+	}
+}
+
+func (n *Node) initUntil(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
 	if spec.DryRun {
 		return n.planFounding(ctx, spec)
 	}

@@ -34,7 +34,7 @@ func TestNodeExportsItsMetrics(t *testing.T) {
 		names = append(names, f.GetName())
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
-				if !slices.Contains([]string{"group", "reason", "what", "lane", "direction", "type", "result", "peer", "outcome", "phase"}, l.GetName()) {
+				if !slices.Contains([]string{"group", "reason", "what", "lane", "direction", "type", "result", "peer", "outcome", "phase", "source"}, l.GetName()) {
 					t.Errorf("%s has label %s; labels of keys or clients are without bound", f.GetName(), l.GetName())
 				}
 			}

@@ -43,6 +43,7 @@ const (
 	methodRejoin        = uint8(10)
 	methodHello         = uint8(12)
 	methodScrub         = uint8(13)
+	methodProgress      = uint8(14)
 )
 
 // Node is one server of a cluster. Make it with New, then Start; Close it when
@@ -77,6 +78,7 @@ type Node struct {
 	// preparing holds a token per replica that is being prepared for a rollback.
 	preparing chan struct{}
 	restores  restorePlans
+	fetches   fetchTable
 	claim     claim
 	// restoring is the checkpoint that the cluster is being founded with, once it
 	// was read.

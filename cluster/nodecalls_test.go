@@ -22,7 +22,7 @@ func nodeCalls() []struct {
 		Value any
 	}{
 		{"1 admission", admission{Init: spec, Cluster: "c", Node: "n1", Peers: map[base.NodeID]string{"n2": "h:1"}}},
-		{"1 answer", admitted{Reply: &FoundReply{Cluster: "c", Operation: "1", Phase: "done", Resumed: true}, Disk: "d", Engine: "mem",
+		{"1 answer", admitted{Reply: &FoundReply{Cluster: "c", Operation: "1", Phase: "done", Resumed: true, Fetches: []ShardFetch{{Group: 1, Due: 2, Here: 1}}}, Disk: "d", Engine: "mem",
 			RaftAddr: "r", GRPCAddr: "g", HTTPAddr: "h", Zone: "z"}},
 		{"2 answer", broadcast.Result{Index: 1, Skipped: true, Succeeded: true, FailedCondition: -1, Changed: true, Revision: 2, Clock: 3}},
 		{"3 answer", uint64(7)},
@@ -34,6 +34,8 @@ func nodeCalls() []struct {
 		{"5 answer", ReplicaHash{Node: "n1", Index: 1, ClockMs: 2, Content: []byte{1}, Ops: []byte{2}, Error: "e"}},
 		{"7-8 answer", sizes{A: 1, B: 2}},
 		{"9 body", map[base.GroupID]uint64{0: 1, 5: 2}},
+		{"14 body", progressRequest{Operation: 3}},
+		{"14 answer", []replicaProgress{{Group: 1, Due: 2, Here: 1, Whole: true}}},
 		{"10 body", rejoinRequest{Node: "n1", Disk: "d", Generation: 2}},
 	}
 }
@@ -52,7 +54,7 @@ func TestNodeCallsFormat(t *testing.T) {
 	for name, n := range map[string][2]uint8{
 		"admission": {methodAdmission, 1}, "propose": {methodSystemPropose, 2}, "index": {methodSystemIndex, 3}, "status": {methodStatus, 4},
 		"hash": {methodHash, 5}, "transfer": {methodTransfer, 6}, "snapshot": {methodSnapshot, 7}, "compact": {methodCompact, 8},
-		"leaders": {methodLeaders, 9}, "rejoin": {methodRejoin, 10}, "hello": {methodHello, 12},
+		"leaders": {methodLeaders, 9}, "rejoin": {methodRejoin, 10}, "hello": {methodHello, 12}, "scrub": {methodScrub, 13}, "progress": {methodProgress, 14},
 	} {
 		if n[0] != n[1] {
 			t.Errorf("method %s has number %d, it is frozen as %d", name, n[0], n[1])

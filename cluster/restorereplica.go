@@ -141,7 +141,7 @@ func (r *replica) seed(rec *meta.Shard, self meta.Replica) error {
 	if err != nil {
 		return err
 	}
-	_, spec, err := v.FoundingOperation()
+	op, spec, err := v.FoundingOperation()
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (r *replica) seed(rec *meta.Shard, self meta.Replica) error {
 		return &before.notSeeded
 	}
 	problem := fmt.Sprintf("shard %s on node %s: ", r.id, r.opts.NodeID)
-	if err := r.buildSeed(r.ctx, rec, spec); err != nil {
+	if err := r.buildSeed(r.ctx, op.ID, rec, spec); err != nil {
 		why := notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err)}
 		failed.Lock()
 		if failed.failed == nil {
@@ -209,7 +209,7 @@ func (r *replica) removeLeftOfSeed() {
 
 // buildSeed fetches the sources, makes a store of them, and makes that the
 // replica's first snapshot.
-func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, spec meta.FoundingSpec) error {
+func (r *replica) buildSeed(ctx context.Context, operation uint64, rec *meta.Shard, spec meta.FoundingSpec) error {
 	failpoint.Hit("cluster.restore.begin")
 	voters, err := rec.Seed.Voters(spec)
 	if err != nil {
@@ -222,7 +222,7 @@ func (r *replica) buildSeed(ctx context.Context, rec *meta.Shard, spec meta.Foun
 	if err := makeDirs(r.node.opts.DataDir, r.seedDir()); err != nil {
 		return err
 	}
-	fetched, err := r.fetchSources(ctx, c, sourcesOf(c, r.rng))
+	fetched, err := r.fetchSources(ctx, operation, c, sourcesOf(c, r.rng))
 	if err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ type fetchedSource struct {
 
 // fetchSources brings the files of the sources here; what an earlier attempt has
 // brought is taken.
-func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sources []*snapshot.Shard) ([]fetchedSource, error) {
+func (r *replica) fetchSources(ctx context.Context, operation uint64, c *snapshot.Checkpoint, sources []*snapshot.Shard) ([]fetchedSource, error) {
 	out := make([]fetchedSource, len(sources))
 	keep := map[string]bool{}
 	for i, s := range sources {
@@ -277,10 +277,15 @@ func (r *replica) fetchSources(ctx context.Context, c *snapshot.Checkpoint, sour
 	if err := removeExcept(r.seedDir(), r.node.remover.remove, func(name string) bool { return keep[name] }); err != nil {
 		return nil, fmt.Errorf("removing what an earlier restore left: %w", err)
 	}
+	var due int64
+	for _, f := range out {
+		due += f.manifest.FetchManifest().Bytes()
+	}
+	progress := r.node.fetches.begin(fetchKey{r.id, operation}, due, r.metrics)
 	for _, f := range out {
 		all := f.manifest.FetchManifest()
-		err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, all), all, f.dir,
-			snapshot.FetchOptions{Parallel: storeFetches, Hashes: r.snaps.hashes})
+		err := snapshot.Fetch(ctx, r.storeSource(all), all, f.dir,
+			snapshot.FetchOptions{Parallel: storeFetches, Hashes: r.snaps.hashes, Progress: progress.note})
 		if err != nil {
 			return nil, fmt.Errorf("fetching shard %s of the checkpoint: %w", f.manifest.Group, err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/keelstate/keelstate/broadcast"
@@ -25,6 +26,8 @@ type RollbackShard struct {
 	Lo, Hi int
 	// Bytes are those of the shard in the checkpoint.
 	Bytes int64
+	// Fetch is how far its replicas are with bringing them; empty in a plan.
+	Fetch ShardFetch
 	State meta.RollbackShardState
 	// Replicas are the nodes that hold the shard, Leader the one that leads it as far
 	// as is known, Prepared those that are prepared.
@@ -46,6 +49,7 @@ type RollbackInfo struct {
 	Shards []RollbackShard
 
 	revision base.Revision
+	here     int64 // bytes, of all shards
 }
 
 // Ended says that nothing of the rollback is to come; Failed that it was given up,
@@ -53,13 +57,23 @@ type RollbackInfo struct {
 func (i *RollbackInfo) Ended() bool  { return i.Phase == meta.PhaseDone || i.Failed() }
 func (i *RollbackInfo) Failed() bool { return i.Phase == meta.PhaseFailed }
 
-func (n *Node) rollbackInfo(v *meta.View, r *meta.Rollback) *RollbackInfo {
+// rollbackInfo is what the records say of a rollback, and the nodes as far as they
+// were heard.
+func (n *Node) rollbackInfo(v *meta.View, r *meta.Rollback, heard heardProgress) *RollbackInfo {
 	info := &RollbackInfo{Operation: r.ID, Checkpoint: r.Checkpoint, Phase: r.Phase, Error: r.Error, Incarnation: r.Incarnation, revision: r.Revision}
 	for _, s := range v.RollbackShards(r.ID) {
 		if rec := v.Shard(s.Group); rec != nil {
 			info.Shards = append(info.Shards, n.rollbackShard(rec, s))
 		}
 		info.revision = max(info.revision, s.Revision)
+	}
+	fetches := rollbackFetches(v, r, heard)
+	for i := range info.Shards {
+		s := &info.Shards[i]
+		if k := slices.IndexFunc(fetches, func(f ShardFetch) bool { return f.Group == s.Group }); k >= 0 {
+			s.Fetch = fetches[k]
+			info.here += s.Fetch.Here
+		}
 	}
 	return info
 }
@@ -158,8 +172,16 @@ func (n *Node) startRollback(ctx context.Context, s *system, number, timeoutMs u
 	}
 }
 
+// progressPause is between two looks at how far the replicas are with what they
+// fetch, for who follows.
+const progressPause = time.Second
+
 func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackInfo) error) error {
 	var last base.Revision
+	var here int64
+	var heard heardProgress
+	tick := time.NewTicker(progressPause)
+	defer tick.Stop()
 	for {
 		changed := n.changes.wait()
 		v, err := n.metaView()
@@ -171,9 +193,9 @@ func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackI
 			return fmt.Errorf("rollback %d: %w", id, base.ErrNotFound)
 		}
 		if r != nil {
-			info := n.rollbackInfo(v, r)
-			if info.revision != last {
-				last = info.revision
+			info := n.rollbackInfo(v, r, heard)
+			if info.revision != last || info.here > here {
+				last, here = info.revision, info.here
 				if err := fn(info); err != nil {
 					return err
 				}
@@ -184,6 +206,10 @@ func (n *Node) followRollback(ctx context.Context, id uint64, fn func(*RollbackI
 		}
 		select {
 		case <-changed:
+		case <-tick.C:
+			if r != nil {
+				heard = n.askProgress(ctx, v, id)
+			}
 		case <-ctx.Done():
 			return fmt.Errorf("following rollback %d, which goes on: %w: %w", id, base.ErrDeadline, ctx.Err())
 		case <-n.ctx.Done():
@@ -210,7 +236,11 @@ func (n *Node) RollbackStatus(ctx context.Context, operation uint64) (*RollbackI
 	if r == nil {
 		return nil, noRollback()
 	}
-	return n.rollbackInfo(v, r), nil
+	var heard heardProgress
+	if !r.Finished() {
+		heard = n.askProgress(ctx, v, r.ID)
+	}
+	return n.rollbackInfo(v, r, heard), nil
 }
 
 func noRollback() error {

@@ -77,6 +77,7 @@ func (n *Node) attendRollbacks(v *meta.View) {
 	n.mu.Lock()
 	replicas := slices.Collect(maps.Values(n.mu.replicas))
 	n.mu.Unlock()
+	n.fetches.forgetEnded(v)
 	op := v.RunningRollback()
 	for _, r := range replicas {
 		if r.raft == nil || r.damage.Load() != nil {
@@ -239,15 +240,16 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 		return err
 	}
 	files := filepath.Join(dir, preparedFiles)
-	o := snapshot.FetchOptions{Parallel: storeFetches / maxPreparing, Hashes: r.snaps.hashes}
+	all, to := m.FetchManifest(), files
+	progress := r.node.fetches.begin(fetchKey{r.id, op.ID}, all.Bytes(), r.metrics)
+	o := snapshot.FetchOptions{Parallel: storeFetches / maxPreparing, Hashes: r.snaps.hashes, Progress: progress.note}
 	if name, err := r.currentStore(); err == nil {
 		o.ReuseDirs = []string{filepath.Join(r.dir, name)}
 	}
-	all, to := m.FetchManifest(), files
 	if m.Changelog != nil {
 		to = filepath.Join(dir, preparedBase)
 	}
-	if err := snapshot.Fetch(ctx, snapshot.StoreSource(r.node.opts.Objects, all), all, to, o); err != nil {
+	if err := snapshot.Fetch(ctx, r.storeSource(all), all, to, o); err != nil {
 		return fmt.Errorf("fetching shard %s of checkpoint %d: %w", r.id, op.Checkpoint, err)
 	}
 	failpoint.Hit("cluster.rollback.fetched")

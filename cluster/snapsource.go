@@ -55,32 +55,39 @@ func (r *replica) storedFiles(m *snapshot.Manifest, peer snapshot.Source) *store
 	if len(s.stored) == 0 {
 		return nil
 	}
-	s.store = snapshot.StoreSource(r.node.opts.Objects, &placed)
+	s.store = r.storeSource(&placed)
 	return s
 }
 
 // fetchFiles brings the files of a leader's snapshot here: from the leader, or with
 // RebuildFromStore from the object store as far as that has them. Where one does not
 // do, the other is tried; what has come stays.
-func (r *replica) fetchFiles(ctx context.Context, m *snapshot.Manifest, leader snapshot.Source, dir string, o snapshot.FetchOptions) error {
+func (r *replica) fetchFiles(ctx context.Context, m *snapshot.Manifest, peer snapshot.Source, dir string, o snapshot.FetchOptions) error {
+	leader := countedSource{peer, r.metrics.fetchedFrom(fromPeer)}
+	key := fetchKey{group: r.id}
+	defer r.node.fetches.remove(func(k fetchKey) bool { return k == key })
+	fetch := func(src snapshot.Source) error {
+		o.Progress = r.node.fetches.begin(key, m.Bytes(), r.metrics).note
+		return snapshot.Fetch(ctx, src, m, dir, o)
+	}
 	stored := r.storedFiles(m, leader)
 	if stored == nil {
-		return snapshot.Fetch(ctx, leader, m, dir, o)
+		return fetch(leader)
 	}
 	if r.node.opts.RebuildFromStore {
-		err := snapshot.Fetch(ctx, stored, m, dir, o)
+		err := fetch(stored)
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
 		r.logger.Warn("fetching a snapshot from the object store; going on from the leader", "error", err)
-		return snapshot.Fetch(ctx, leader, m, dir, o)
+		return fetch(leader)
 	}
-	err := snapshot.Fetch(ctx, leader, m, dir, o)
+	err := fetch(leader)
 	// The leader's file is gone or has rotted: the store may have it whole. While the
 	// leader cannot be reached its snapshot is of no use.
 	if !errors.Is(err, base.ErrCorrupt) && !errors.Is(err, base.ErrNotFound) || ctx.Err() != nil {
 		return err
 	}
 	r.logger.Warn("fetching a snapshot from the leader; going on from the object store", "error", err)
-	return snapshot.Fetch(ctx, stored, m, dir, o)
+	return fetch(stored)
 }

@@ -123,6 +123,9 @@ type FoundReply struct {
 	Phase     string         `json:"phase"`
 	Problem   string         `json:"problem,omitempty"`
 	Resumed   bool           `json:"resumed"`
+	// Fetches is how far the shards are with the files of the checkpoint that is
+	// restored; empty once the founding has ended.
+	Fetches []ShardFetch `json:"fetches,omitempty"`
 	// Plan is set for a dry run, and nothing else.
 	Plan *RestorePlan `json:"-"`
 }
@@ -254,4 +257,6 @@ type OperationInfo struct {
 	ID, Kind, Phase, Error string
 	Done                   bool
 	StartedMs, UpdatedMs   uint64
+	// Fetches are those of a restore or rollback that runs, by shard.
+	Fetches []ShardFetch
 }

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -34,8 +33,9 @@ type FetchOptions struct {
 	// Hashes, if set, is told of the files that never change: whoever hashes them,
 	// or links to them, later need not read them.
 	Hashes *HashCache
-	// Progress is told the bytes that are there so far; may be nil.
-	Progress func(bytes int64)
+	// Progress is told of bytes that are there by now, n more each time: fetched from
+	// the source, or here before. Several goroutines may call it at once; may be nil.
+	Progress func(n int64, fetched bool)
 }
 
 const (
@@ -104,17 +104,15 @@ func removeStrangers(root *os.Root, dir string, m *Manifest) error {
 }
 
 type fetch struct {
-	src   Source
-	root  *os.Root
-	dir   string
-	opts  FetchOptions
-	bytes atomic.Int64
+	src  Source
+	root *os.Root
+	dir  string
+	opts FetchOptions
 }
 
-func (f *fetch) progress(n int64) {
-	total := f.bytes.Add(n)
-	if f.opts.Progress != nil {
-		f.opts.Progress(total)
+func (f *fetch) progress(n int64, fetched bool) {
+	if f.opts.Progress != nil && n > 0 {
+		f.opts.Progress(n, fetched)
 	}
 }
 
@@ -127,7 +125,7 @@ func (f *fetch) file(ctx context.Context, want *File) error {
 	case err != nil:
 		return err
 	case ok:
-		f.progress(want.Size)
+		f.progress(want.Size, false)
 		return nil
 	}
 	if Immutable(want.Name) {
@@ -137,7 +135,7 @@ func (f *fetch) file(ctx context.Context, want *File) error {
 				continue
 			}
 			if f.replaceByLink(d, want.Name) == nil {
-				f.progress(want.Size)
+				f.progress(want.Size, false)
 				return nil
 			}
 		}
@@ -206,7 +204,7 @@ func (f *fetch) resume(out *os.File, want *File, h hash.Hash) (int64, error) {
 		return 0, err
 	}
 	if n <= want.Size {
-		f.progress(n)
+		f.progress(n, false)
 		return n, nil
 	}
 	h.Reset()
@@ -249,6 +247,6 @@ func (f *fetch) body(ctx context.Context, out *os.File, want *File, have int64, 
 type progressWriter struct{ f *fetch }
 
 func (p progressWriter) Write(b []byte) (int, error) {
-	p.f.progress(int64(len(b)))
+	p.f.progress(int64(len(b)), true)
 	return len(b), nil
 }

@@ -24,9 +24,15 @@ func TestFetchBringsEverything(t *testing.T) {
 	for _, parallel := range []int{0, 1, 8} {
 		dir := filepath.Join(t.TempDir(), "new")
 		src := &source{files: c}
-		var last atomic.Int64
-		err := snapshot.Fetch(testCtx(t), src, c.manifest(), dir, snapshot.FetchOptions{Parallel: parallel,
-			Progress: func(n int64) { last.Store(max(last.Load(), n)) }})
+		var fetched, here atomic.Int64
+		count := func(n int64, asked bool) {
+			if asked {
+				fetched.Add(n)
+			} else {
+				here.Add(n)
+			}
+		}
+		err := snapshot.Fetch(testCtx(t), src, c.manifest(), dir, snapshot.FetchOptions{Parallel: parallel, Progress: count})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,13 +40,16 @@ func TestFetchBringsEverything(t *testing.T) {
 		if err := snapshot.Verify(testCtx(t), dir, c.manifest()); err != nil {
 			t.Fatal(err)
 		}
-		if parallel == 1 && last.Load() != c.manifest().Bytes() {
-			t.Errorf("progress ended at %d of %d bytes", last.Load(), c.manifest().Bytes())
+		if all := c.manifest().Bytes(); fetched.Load() != all || here.Load() != 0 {
+			t.Errorf("it was told of %d fetched bytes and %d others, of %d", fetched.Load(), here.Load(), all)
 		}
 		src.asked()
 		// Repeated, it asks for nothing.
-		if err := snapshot.Fetch(testCtx(t), src, c.manifest(), dir, snapshot.FetchOptions{}); err != nil {
+		if err := snapshot.Fetch(testCtx(t), src, c.manifest(), dir, snapshot.FetchOptions{Progress: count}); err != nil {
 			t.Fatal(err)
+		}
+		if all := c.manifest().Bytes(); fetched.Load() != all || here.Load() != all {
+			t.Errorf("the second time it was told of %d fetched bytes and %d others, of %d", fetched.Load()-all, here.Load(), all)
 		}
 		if asks := src.asked(); len(asks) != 0 {
 			t.Errorf("a finished fetch asked again for %v", asks)

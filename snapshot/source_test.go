@@ -158,8 +158,9 @@ func TestFetchFromAStoreThatFails(t *testing.T) {
 				defer cancel()
 				o := snapshot.FetchOptions{Parallel: 1}
 				if kind == fault.BodyStall {
-					o.Progress = func(n int64) {
-						if n >= at {
+					var there int64 // of one file at a time
+					o.Progress = func(n int64, _ bool) {
+						if there += n; there >= at {
 							cancel()
 						}
 					}

@@ -448,6 +448,7 @@ type InitClusterResponse struct {
 	Resumed       bool                   `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
 	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // what a founding that is not done waits for, in words
 	Plan          *RestorePlan           `protobuf:"bytes,6,opt,name=plan,proto3" json:"plan,omitempty"`       // of a dry run, and nothing else
+	Fetches       []*ShardFetch          `protobuf:"bytes,7,rep,name=fetches,proto3" json:"fetches,omitempty"` // of a restore that is not done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -524,6 +525,75 @@ func (x *InitClusterResponse) GetPlan() *RestorePlan {
 	return nil
 }
 
+func (x *InitClusterResponse) GetFetches() []*ShardFetch {
+	if x != nil {
+		return x.Fetches
+	}
+	return nil
+}
+
+// ShardFetch is how far the replicas of a shard are with the files that an operation
+// has them bring beside what they have.
+type ShardFetch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	DueBytes      uint64                 `protobuf:"varint,2,opt,name=due_bytes,json=dueBytes,proto3" json:"due_bytes,omitempty"`    // of all its replicas together, as far as it is known
+	HereBytes     uint64                 `protobuf:"varint,3,opt,name=here_bytes,json=hereBytes,proto3" json:"here_bytes,omitempty"` // of these
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShardFetch) Reset() {
+	*x = ShardFetch{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShardFetch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShardFetch) ProtoMessage() {}
+
+func (x *ShardFetch) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShardFetch.ProtoReflect.Descriptor instead.
+func (*ShardFetch) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ShardFetch) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *ShardFetch) GetDueBytes() uint64 {
+	if x != nil {
+		return x.DueBytes
+	}
+	return 0
+}
+
+func (x *ShardFetch) GetHereBytes() uint64 {
+	if x != nil {
+		return x.HereBytes
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -532,7 +602,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -544,7 +614,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -557,7 +627,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type GroupStatus struct {
@@ -585,7 +655,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +667,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +680,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GroupStatus) GetGroup() uint64 {
@@ -740,7 +810,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +822,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +835,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 type NodeStatusResponse struct {
@@ -785,7 +855,7 @@ type NodeStatusResponse struct {
 
 func (x *NodeStatusResponse) Reset() {
 	*x = NodeStatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +867,7 @@ func (x *NodeStatusResponse) String() string {
 func (*NodeStatusResponse) ProtoMessage() {}
 
 func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +880,7 @@ func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*NodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NodeStatusResponse) GetNode() *Node {
@@ -890,7 +960,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -902,7 +972,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -915,7 +985,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -970,7 +1040,7 @@ type UnreachableNode struct {
 
 func (x *UnreachableNode) Reset() {
 	*x = UnreachableNode{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1052,7 @@ func (x *UnreachableNode) String() string {
 func (*UnreachableNode) ProtoMessage() {}
 
 func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1065,7 @@ func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreachableNode.ProtoReflect.Descriptor instead.
 func (*UnreachableNode) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UnreachableNode) GetId() string {
@@ -1022,7 +1092,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +1104,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +1117,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint64 {
@@ -1073,7 +1143,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1155,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1168,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TransferLeaderResponse) GetLeader() string {
@@ -1117,7 +1187,7 @@ type HashShardRequest struct {
 
 func (x *HashShardRequest) Reset() {
 	*x = HashShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1199,7 @@ func (x *HashShardRequest) String() string {
 func (*HashShardRequest) ProtoMessage() {}
 
 func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1212,7 @@ func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardRequest.ProtoReflect.Descriptor instead.
 func (*HashShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HashShardRequest) GetShard() uint64 {
@@ -1166,7 +1236,7 @@ type ReplicaHash struct {
 
 func (x *ReplicaHash) Reset() {
 	*x = ReplicaHash{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1248,7 @@ func (x *ReplicaHash) String() string {
 func (*ReplicaHash) ProtoMessage() {}
 
 func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1261,7 @@ func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaHash.ProtoReflect.Descriptor instead.
 func (*ReplicaHash) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReplicaHash) GetNode() string {
@@ -1247,7 +1317,7 @@ type HashShardResponse struct {
 
 func (x *HashShardResponse) Reset() {
 	*x = HashShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1329,7 @@ func (x *HashShardResponse) String() string {
 func (*HashShardResponse) ProtoMessage() {}
 
 func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1342,7 @@ func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardResponse.ProtoReflect.Descriptor instead.
 func (*HashShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HashShardResponse) GetShard() uint64 {
@@ -1305,7 +1375,7 @@ type SnapshotShardRequest struct {
 
 func (x *SnapshotShardRequest) Reset() {
 	*x = SnapshotShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1317,7 +1387,7 @@ func (x *SnapshotShardRequest) String() string {
 func (*SnapshotShardRequest) ProtoMessage() {}
 
 func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1330,7 +1400,7 @@ func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SnapshotShardRequest) GetShard() uint64 {
@@ -1350,7 +1420,7 @@ type SnapshotShardResponse struct {
 
 func (x *SnapshotShardResponse) Reset() {
 	*x = SnapshotShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1432,7 @@ func (x *SnapshotShardResponse) String() string {
 func (*SnapshotShardResponse) ProtoMessage() {}
 
 func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1445,7 @@ func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SnapshotShardResponse) GetIndex() uint64 {
@@ -1401,7 +1471,7 @@ type CompactShardRequest struct {
 
 func (x *CompactShardRequest) Reset() {
 	*x = CompactShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1413,7 +1483,7 @@ func (x *CompactShardRequest) String() string {
 func (*CompactShardRequest) ProtoMessage() {}
 
 func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1426,7 +1496,7 @@ func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardRequest.ProtoReflect.Descriptor instead.
 func (*CompactShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CompactShardRequest) GetShard() uint64 {
@@ -1446,7 +1516,7 @@ type CompactShardResponse struct {
 
 func (x *CompactShardResponse) Reset() {
 	*x = CompactShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1528,7 @@ func (x *CompactShardResponse) String() string {
 func (*CompactShardResponse) ProtoMessage() {}
 
 func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1541,7 @@ func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardResponse.ProtoReflect.Descriptor instead.
 func (*CompactShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CompactShardResponse) GetBytesBefore() uint64 {
@@ -1497,7 +1567,7 @@ type ScrubShardRequest struct {
 
 func (x *ScrubShardRequest) Reset() {
 	*x = ScrubShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1509,7 +1579,7 @@ func (x *ScrubShardRequest) String() string {
 func (*ScrubShardRequest) ProtoMessage() {}
 
 func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1522,7 +1592,7 @@ func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardRequest.ProtoReflect.Descriptor instead.
 func (*ScrubShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ScrubShardRequest) GetShard() uint64 {
@@ -1542,7 +1612,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1624,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1637,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ScrubFinding) GetPart() string {
@@ -1598,7 +1668,7 @@ type ReplicaScrub struct {
 
 func (x *ReplicaScrub) Reset() {
 	*x = ReplicaScrub{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1680,7 @@ func (x *ReplicaScrub) String() string {
 func (*ReplicaScrub) ProtoMessage() {}
 
 func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1693,7 @@ func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaScrub.ProtoReflect.Descriptor instead.
 func (*ReplicaScrub) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReplicaScrub) GetNode() string {
@@ -1679,7 +1749,7 @@ type ScrubShardResponse struct {
 
 func (x *ScrubShardResponse) Reset() {
 	*x = ScrubShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1691,7 +1761,7 @@ func (x *ScrubShardResponse) String() string {
 func (*ScrubShardResponse) ProtoMessage() {}
 
 func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1704,7 +1774,7 @@ func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardResponse.ProtoReflect.Descriptor instead.
 func (*ScrubShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ScrubShardResponse) GetShard() uint64 {
@@ -1736,7 +1806,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +1818,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +1831,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 type Operation struct {
@@ -1773,13 +1843,14 @@ type Operation struct {
 	Done          bool                   `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
 	StartedMs     uint64                 `protobuf:"varint,6,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`
 	UpdatedMs     uint64                 `protobuf:"varint,7,opt,name=updated_ms,json=updatedMs,proto3" json:"updated_ms,omitempty"`
+	Fetches       []*ShardFetch          `protobuf:"bytes,8,rep,name=fetches,proto3" json:"fetches,omitempty"` // of a restore or a rollback that runs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1862,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1875,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Operation) GetId() string {
@@ -1856,6 +1927,13 @@ func (x *Operation) GetUpdatedMs() uint64 {
 	return 0
 }
 
+func (x *Operation) GetFetches() []*ShardFetch {
+	if x != nil {
+		return x.Fetches
+	}
+	return nil
+}
+
 type ListOperationsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Operations    []*Operation           `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
@@ -1865,7 +1943,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +1955,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +1968,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -1947,7 +2025,7 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x10\n" +
-	"\x03how\x18\x04 \x01(\tR\x03how\"\xd0\x01\n" +
+	"\x03how\x18\x04 \x01(\tR\x03how\"\x84\x02\n" +
 	"\x13InitClusterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -1955,7 +2033,14 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x05phase\x18\x03 \x01(\tR\x05phase\x12\x18\n" +
 	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x18\n" +
 	"\aproblem\x18\x05 \x01(\tR\aproblem\x12-\n" +
-	"\x04plan\x18\x06 \x01(\v2\x19.keelstate.v1.RestorePlanR\x04plan\"\x0f\n" +
+	"\x04plan\x18\x06 \x01(\v2\x19.keelstate.v1.RestorePlanR\x04plan\x122\n" +
+	"\afetches\x18\a \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\"^\n" +
+	"\n" +
+	"ShardFetch\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x1b\n" +
+	"\tdue_bytes\x18\x02 \x01(\x04R\bdueBytes\x12\x1d\n" +
+	"\n" +
+	"here_bytes\x18\x03 \x01(\x04R\thereBytes\"\x0f\n" +
 	"\rStatusRequest\"\xdc\x03\n" +
 	"\vGroupStatus\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x14\n" +
@@ -2047,7 +2132,7 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x126\n" +
 	"\breplicas\x18\x02 \x03(\v2\x1a.keelstate.v1.ReplicaScrubR\breplicas\x12\x14\n" +
 	"\x05clean\x18\x03 \x01(\bR\x05clean\"\x17\n" +
-	"\x15ListOperationsRequest\"\xad\x01\n" +
+	"\x15ListOperationsRequest\"\xe1\x01\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -2057,7 +2142,8 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"started_ms\x18\x06 \x01(\x04R\tstartedMs\x12\x1d\n" +
 	"\n" +
-	"updated_ms\x18\a \x01(\x04R\tupdatedMs\"Q\n" +
+	"updated_ms\x18\a \x01(\x04R\tupdatedMs\x122\n" +
+	"\afetches\x18\b \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\"Q\n" +
 	"\x16ListOperationsResponse\x127\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x17.keelstate.v1.OperationR\n" +
@@ -2087,7 +2173,7 @@ func file_keelstate_v1_admin_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_admin_proto_rawDescData
 }
 
-var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*InitNode)(nil),               // 0: keelstate.v1.InitNode
 	(*InitClusterRequest)(nil),     // 1: keelstate.v1.InitClusterRequest
@@ -2095,72 +2181,75 @@ var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*RestoredShard)(nil),          // 3: keelstate.v1.RestoredShard
 	(*RestoreSource)(nil),          // 4: keelstate.v1.RestoreSource
 	(*InitClusterResponse)(nil),    // 5: keelstate.v1.InitClusterResponse
-	(*StatusRequest)(nil),          // 6: keelstate.v1.StatusRequest
-	(*GroupStatus)(nil),            // 7: keelstate.v1.GroupStatus
-	(*NodeStatusRequest)(nil),      // 8: keelstate.v1.NodeStatusRequest
-	(*NodeStatusResponse)(nil),     // 9: keelstate.v1.NodeStatusResponse
-	(*StatusResponse)(nil),         // 10: keelstate.v1.StatusResponse
-	(*UnreachableNode)(nil),        // 11: keelstate.v1.UnreachableNode
-	(*TransferLeaderRequest)(nil),  // 12: keelstate.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil), // 13: keelstate.v1.TransferLeaderResponse
-	(*HashShardRequest)(nil),       // 14: keelstate.v1.HashShardRequest
-	(*ReplicaHash)(nil),            // 15: keelstate.v1.ReplicaHash
-	(*HashShardResponse)(nil),      // 16: keelstate.v1.HashShardResponse
-	(*SnapshotShardRequest)(nil),   // 17: keelstate.v1.SnapshotShardRequest
-	(*SnapshotShardResponse)(nil),  // 18: keelstate.v1.SnapshotShardResponse
-	(*CompactShardRequest)(nil),    // 19: keelstate.v1.CompactShardRequest
-	(*CompactShardResponse)(nil),   // 20: keelstate.v1.CompactShardResponse
-	(*ScrubShardRequest)(nil),      // 21: keelstate.v1.ScrubShardRequest
-	(*ScrubFinding)(nil),           // 22: keelstate.v1.ScrubFinding
-	(*ReplicaScrub)(nil),           // 23: keelstate.v1.ReplicaScrub
-	(*ScrubShardResponse)(nil),     // 24: keelstate.v1.ScrubShardResponse
-	(*ListOperationsRequest)(nil),  // 25: keelstate.v1.ListOperationsRequest
-	(*Operation)(nil),              // 26: keelstate.v1.Operation
-	(*ListOperationsResponse)(nil), // 27: keelstate.v1.ListOperationsResponse
-	(*Range)(nil),                  // 28: keelstate.v1.Range
-	(*Node)(nil),                   // 29: keelstate.v1.Node
-	(*Topology)(nil),               // 30: keelstate.v1.Topology
+	(*ShardFetch)(nil),             // 6: keelstate.v1.ShardFetch
+	(*StatusRequest)(nil),          // 7: keelstate.v1.StatusRequest
+	(*GroupStatus)(nil),            // 8: keelstate.v1.GroupStatus
+	(*NodeStatusRequest)(nil),      // 9: keelstate.v1.NodeStatusRequest
+	(*NodeStatusResponse)(nil),     // 10: keelstate.v1.NodeStatusResponse
+	(*StatusResponse)(nil),         // 11: keelstate.v1.StatusResponse
+	(*UnreachableNode)(nil),        // 12: keelstate.v1.UnreachableNode
+	(*TransferLeaderRequest)(nil),  // 13: keelstate.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil), // 14: keelstate.v1.TransferLeaderResponse
+	(*HashShardRequest)(nil),       // 15: keelstate.v1.HashShardRequest
+	(*ReplicaHash)(nil),            // 16: keelstate.v1.ReplicaHash
+	(*HashShardResponse)(nil),      // 17: keelstate.v1.HashShardResponse
+	(*SnapshotShardRequest)(nil),   // 18: keelstate.v1.SnapshotShardRequest
+	(*SnapshotShardResponse)(nil),  // 19: keelstate.v1.SnapshotShardResponse
+	(*CompactShardRequest)(nil),    // 20: keelstate.v1.CompactShardRequest
+	(*CompactShardResponse)(nil),   // 21: keelstate.v1.CompactShardResponse
+	(*ScrubShardRequest)(nil),      // 22: keelstate.v1.ScrubShardRequest
+	(*ScrubFinding)(nil),           // 23: keelstate.v1.ScrubFinding
+	(*ReplicaScrub)(nil),           // 24: keelstate.v1.ReplicaScrub
+	(*ScrubShardResponse)(nil),     // 25: keelstate.v1.ScrubShardResponse
+	(*ListOperationsRequest)(nil),  // 26: keelstate.v1.ListOperationsRequest
+	(*Operation)(nil),              // 27: keelstate.v1.Operation
+	(*ListOperationsResponse)(nil), // 28: keelstate.v1.ListOperationsResponse
+	(*Range)(nil),                  // 29: keelstate.v1.Range
+	(*Node)(nil),                   // 30: keelstate.v1.Node
+	(*Topology)(nil),               // 31: keelstate.v1.Topology
 }
 var file_keelstate_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: keelstate.v1.InitClusterRequest.nodes:type_name -> keelstate.v1.InitNode
 	3,  // 1: keelstate.v1.RestorePlan.shards:type_name -> keelstate.v1.RestoredShard
-	28, // 2: keelstate.v1.RestoredShard.range:type_name -> keelstate.v1.Range
+	29, // 2: keelstate.v1.RestoredShard.range:type_name -> keelstate.v1.Range
 	4,  // 3: keelstate.v1.RestoredShard.sources:type_name -> keelstate.v1.RestoreSource
-	28, // 4: keelstate.v1.RestoreSource.range:type_name -> keelstate.v1.Range
+	29, // 4: keelstate.v1.RestoreSource.range:type_name -> keelstate.v1.Range
 	2,  // 5: keelstate.v1.InitClusterResponse.plan:type_name -> keelstate.v1.RestorePlan
-	28, // 6: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
-	29, // 7: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
-	7,  // 8: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
-	30, // 9: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
-	9,  // 10: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
-	11, // 11: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
-	15, // 12: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
-	22, // 13: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
-	23, // 14: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
-	26, // 15: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
-	1,  // 16: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
-	6,  // 17: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
-	8,  // 18: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
-	12, // 19: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
-	14, // 20: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
-	17, // 21: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
-	19, // 22: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
-	21, // 23: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
-	25, // 24: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
-	5,  // 25: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
-	10, // 26: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
-	9,  // 27: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
-	13, // 28: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
-	16, // 29: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
-	18, // 30: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
-	20, // 31: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
-	24, // 32: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
-	27, // 33: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
-	25, // [25:34] is the sub-list for method output_type
-	16, // [16:25] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	6,  // 6: keelstate.v1.InitClusterResponse.fetches:type_name -> keelstate.v1.ShardFetch
+	29, // 7: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
+	30, // 8: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
+	8,  // 9: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
+	31, // 10: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
+	10, // 11: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
+	12, // 12: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
+	16, // 13: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
+	23, // 14: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
+	24, // 15: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
+	6,  // 16: keelstate.v1.Operation.fetches:type_name -> keelstate.v1.ShardFetch
+	27, // 17: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
+	1,  // 18: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
+	7,  // 19: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
+	9,  // 20: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
+	13, // 21: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
+	15, // 22: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
+	18, // 23: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
+	20, // 24: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
+	22, // 25: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
+	26, // 26: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
+	5,  // 27: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
+	11, // 28: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
+	10, // 29: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
+	14, // 30: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
+	17, // 31: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
+	19, // 32: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
+	21, // 33: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
+	25, // 34: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
+	28, // 35: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
+	27, // [27:36] is the sub-list for method output_type
+	18, // [18:27] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_admin_proto_init() }
@@ -2176,7 +2265,7 @@ func file_keelstate_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_admin_proto_rawDesc), len(file_keelstate_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

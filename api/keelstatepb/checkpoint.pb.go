@@ -1819,12 +1819,14 @@ type RollbackShard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
 	Range         *Range                 `protobuf:"bytes,2,opt,name=range,proto3" json:"range,omitempty"`
-	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`      // of the shard in the checkpoint
-	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`       // serving, fenced, swapped, open
-	Replicas      []string               `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"` // node ids
-	Prepared      []string               `protobuf:"bytes,6,rep,name=prepared,proto3" json:"prepared,omitempty"` // those that have what the shard had at the checkpoint
-	Leader        string                 `protobuf:"bytes,7,opt,name=leader,proto3" json:"leader,omitempty"`     // node id; empty if not known
-	Problem       string                 `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`   // what a replica waits for
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                           // of the shard in the checkpoint
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`                            // serving, fenced, swapped, open
+	Replicas      []string               `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"`                      // node ids
+	Prepared      []string               `protobuf:"bytes,6,rep,name=prepared,proto3" json:"prepared,omitempty"`                      // those that have what the shard had at the checkpoint
+	Leader        string                 `protobuf:"bytes,7,opt,name=leader,proto3" json:"leader,omitempty"`                          // node id; empty if not known
+	Problem       string                 `protobuf:"bytes,8,opt,name=problem,proto3" json:"problem,omitempty"`                        // what a replica waits for
+	DueBytes      uint64                 `protobuf:"varint,9,opt,name=due_bytes,json=dueBytes,proto3" json:"due_bytes,omitempty"`     // that its replicas bring beside their stores, all together; 0 in a plan
+	HereBytes     uint64                 `protobuf:"varint,10,opt,name=here_bytes,json=hereBytes,proto3" json:"here_bytes,omitempty"` // of these
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1913,6 +1915,20 @@ func (x *RollbackShard) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *RollbackShard) GetDueBytes() uint64 {
+	if x != nil {
+		return x.DueBytes
+	}
+	return 0
+}
+
+func (x *RollbackShard) GetHereBytes() uint64 {
+	if x != nil {
+		return x.HereBytes
+	}
+	return 0
 }
 
 type Rollback struct {
@@ -2233,7 +2249,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\"\xe6\x01\n" +
+	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\"\xa2\x02\n" +
 	"\rRollbackShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
@@ -2242,7 +2258,11 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\breplicas\x18\x05 \x03(\tR\breplicas\x12\x1a\n" +
 	"\bprepared\x18\x06 \x03(\tR\bprepared\x12\x16\n" +
 	"\x06leader\x18\a \x01(\tR\x06leader\x12\x18\n" +
-	"\aproblem\x18\b \x01(\tR\aproblem\"\xd9\x01\n" +
+	"\aproblem\x18\b \x01(\tR\aproblem\x12\x1b\n" +
+	"\tdue_bytes\x18\t \x01(\x04R\bdueBytes\x12\x1d\n" +
+	"\n" +
+	"here_bytes\x18\n" +
+	" \x01(\x04R\thereBytes\"\xd9\x01\n" +
 	"\bRollback\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\x04R\toperation\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x14\n" +

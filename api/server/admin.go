@@ -42,7 +42,15 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 		return nil, err
 	}
 	return &keelstatepb.InitClusterResponse{ClusterId: string(reply.Cluster), OperationId: reply.Operation, Phase: reply.Phase,
-		Problem: reply.Problem, Resumed: reply.Resumed, Plan: restorePlan(reply.Plan)}, nil
+		Problem: reply.Problem, Resumed: reply.Resumed, Plan: restorePlan(reply.Plan), Fetches: shardFetches(reply.Fetches)}, nil
+}
+
+func shardFetches(all []cluster.ShardFetch) []*keelstatepb.ShardFetch {
+	var out []*keelstatepb.ShardFetch
+	for _, f := range all {
+		out = append(out, &keelstatepb.ShardFetch{Shard: uint64(f.Group), DueBytes: uint64(f.Due), HereBytes: uint64(f.Here)})
+	}
+	return out
 }
 
 func restorePlan(p *cluster.RestorePlan) *keelstatepb.RestorePlan {
@@ -190,7 +198,7 @@ func (v *adminService) ListOperations(ctx context.Context, _ *keelstatepb.ListOp
 	out := &keelstatepb.ListOperationsResponse{}
 	for _, o := range ops {
 		out.Operations = append(out.Operations, &keelstatepb.Operation{Id: o.ID, Kind: o.Kind, Phase: o.Phase, Error: o.Error, Done: o.Done,
-			StartedMs: o.StartedMs, UpdatedMs: o.UpdatedMs})
+			StartedMs: o.StartedMs, UpdatedMs: o.UpdatedMs, Fetches: shardFetches(o.Fetches)})
 	}
 	return out, nil
 }

@@ -68,6 +68,7 @@ func rollbackMessage(i *cluster.RollbackInfo) *keelstatepb.Rollback {
 		out.Shards = append(out.Shards, &keelstatepb.RollbackShard{
 			Shard: uint64(s.Group), Range: wireRange(keygroup.Range{Lo: keygroup.Group(s.Lo), Hi: keygroup.Group(s.Hi)}), Bytes: uint64(s.Bytes),
 			State: string(s.State), Replicas: names(s.Replicas), Prepared: names(s.Prepared), Leader: string(s.Leader), Problem: s.Problem,
+			DueBytes: uint64(s.Fetch.Due), HereBytes: uint64(s.Fetch.Here),
 		})
 	}
 	return out

@@ -79,35 +79,15 @@ func (a *app) createCheckpoint(ctx context.Context, req *keelstatepb.CreateCheck
 }
 
 // followCheckpoint looks at a checkpoint until it has ended. look bounds each look.
-func (a *app) followCheckpoint(ctx context.Context, last *keelstatepb.Checkpoint, look time.Duration) error {
-	said := ""
-	for {
-		if line := checkpointProgress(last); line != said {
-			a.prose("%s", line)
-			said = line
-		}
-		if last.GetEnded() || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			continue
-		case <-time.After(statusPause):
-		}
-		short, done := ctx, context.CancelFunc(func() {})
-		if look > 0 {
-			short, done = context.WithTimeout(ctx, look)
-		}
-		c, err := a.checkpoint(short, last.GetNumber())
-		done()
-		switch {
-		case err == nil:
-			last = c
-		case errors.Is(err, keel.ErrNotFound):
-			return err
-		case ctx.Err() == nil:
-			a.prose("checkpoint %d: %v; trying again", last.GetNumber(), err)
-		}
+func (a *app) followCheckpoint(ctx context.Context, first *keelstatepb.Checkpoint, look time.Duration) error {
+	f := follower[*keelstatepb.Checkpoint]{app: a, bound: look, name: fmt.Sprintf("checkpoint %d", first.GetNumber()),
+		line: checkpointProgress, meter: uploadMeter, ended: (*keelstatepb.Checkpoint).GetEnded,
+		look: func(ctx context.Context, c *keelstatepb.Checkpoint) (*keelstatepb.Checkpoint, error) {
+			return a.checkpoint(ctx, c.GetNumber())
+		}}
+	last, err := f.follow(ctx, first)
+	if err != nil {
+		return err
 	}
 	if err := a.printDone("Checkpoint", checkpointRecord(last, true)); err != nil {
 		return err
@@ -124,21 +104,30 @@ func (a *app) followCheckpoint(ctx context.Context, last *keelstatepb.Checkpoint
 // checkpointProgress is a checkpoint in one line.
 func checkpointProgress(c *keelstatepb.Checkpoint) string {
 	line := fmt.Sprintf("checkpoint %d: %s", c.GetNumber(), c.GetPhase())
-	done := 0
-	for _, s := range c.GetShards() {
-		if s.GetFullBytes() > 0 || s.GetState() == "uploaded" {
-			done++
-		}
-	}
 	switch {
 	case c.GetError() != "":
 		line += ": " + c.GetError()
 	case c.GetPhase() == phaseCompleted:
 		line += fmt.Sprintf(", %d bytes, %d of them new", c.GetFullBytes(), c.GetNewBytes())
 	case len(c.GetShards()) > 0:
-		line += fmt.Sprintf(", %d of %d shards uploaded", done, len(c.GetShards()))
+		m := uploadMeter(c)
+		line += fmt.Sprintf(", %d of %d shards uploaded", m.done, m.of)
 	}
 	return line
+}
+
+// uploadMeter is how many shards have uploaded; nothing once it has ended.
+func uploadMeter(c *keelstatepb.Checkpoint) meter {
+	if c.GetEnded() {
+		return meter{}
+	}
+	m := meter{of: uint64(len(c.GetShards())), unit: "shards"}
+	for _, s := range c.GetShards() {
+		if s.GetFullBytes() > 0 || s.GetState() == "uploaded" {
+			m.done++
+		}
+	}
+	return m
 }
 
 func (a *app) checkpointList() *cobra.Command {

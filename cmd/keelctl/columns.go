@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	operationColumns   = "id operation phase done error startedMs updatedMs"
+	operationColumns   = "id operation phase done error startedMs updatedMs fetchBytes fetchedBytes fetches"
 	checkpointColumns  = "number phase automatic savepoint created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups mode"
 	participantColumns = "participant alive registered checkpoint bytes restored session registeredMs restoredCluster"
 	writtenColumns     = "shard sequence token"
@@ -22,7 +22,7 @@ const (
 // root. They are known before the command does anything, so that a wrong
 // --columns is refused before a write and not after it (KX5).
 var columns = map[string]string{
-	"cluster init":        "cluster operation phase problem resumed checkpoint from number created keyGroups engine incarnation objects bytes fetchBytes shards",
+	"cluster init":        "cluster operation phase problem resumed checkpoint from number created keyGroups engine incarnation objects bytes fetchBytes fetchedBytes fetches shards",
 	"cluster status":      "cluster healthy problems revision incarnation keyGroups shards nodes unreachable",
 	"node list":           "id state alive grpc raft http zone",
 	"shard list":          "id lo hi leader replicas epoch birth",
@@ -36,7 +36,7 @@ var columns = map[string]string{
 	"checkpoint show":     checkpointColumns + " shards participants",
 	"checkpoint verify":   "number sound objects bytes files findings",
 	"checkpoint delete":   "number",
-	"checkpoint rollback": "number operation phase incarnation error bytes shards",
+	"checkpoint rollback": "number operation phase incarnation error bytes fetchBytes fetchedBytes shards",
 	"participant list":    participantColumns,
 	"participant remove":  participantColumns,
 	"operation list":      operationColumns,

@@ -122,11 +122,13 @@ const foundOperation = "found"
 type founding struct {
 	app *app
 	req *keelstatepb.InitClusterRequest
+	bar *bar
 
 	cluster, operation string
 	phase              string // empty while nothing is known
 	problem            string // what the phase waits for
-	resumed            any    // nil while no node has answered the init itself
+	fetches            []*keelstatepb.ShardFetch
+	resumed            any // nil while no node has answered the init itself
 	asked              bool
 	unknown            bool   // an attempt may have begun to found
 	hint               string // the newest that an error had
@@ -135,7 +137,8 @@ type founding struct {
 func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	f := &founding{app: a, req: req}
+	f := &founding{app: a, req: req, bar: a.bar()}
+	defer f.bar.end()
 	for {
 		err := f.ask(ctx)
 		if err != nil && (ctx.Err() == nil && !askAgain(err) || ctx.Err() != nil && f.phase == "") {
@@ -164,7 +167,7 @@ func (f *founding) ask(ctx context.Context) error {
 	}, keel.AttemptTimeout(foundAttempt))
 	if err == nil {
 		f.cluster, f.operation, f.resumed = resp.GetClusterId(), resp.GetOperationId(), resp.GetResumed()
-		f.note(resp.GetPhase(), resp.GetProblem())
+		f.note(resp.GetPhase(), resp.GetProblem(), resp.GetFetches())
 		return nil
 	}
 	var e *keel.Error
@@ -233,18 +236,16 @@ func (f *founding) look(ctx context.Context) {
 	for _, o := range operations {
 		if o.GetKind() == foundOperation && !o.GetDone() {
 			f.operation = o.GetId()
-			f.note(o.GetPhase(), o.GetError())
+			f.note(o.GetPhase(), o.GetError(), o.GetFetches())
 		}
 	}
 }
 
 // note says on stderr what has changed.
-func (f *founding) note(phase, problem string) {
-	if phase == f.phase && problem == f.problem {
-		return
-	}
-	f.phase, f.problem = phase, problem
-	f.app.prose("founding %s: %s", f.operation, f.text())
+func (f *founding) note(phase, problem string, fetches []*keelstatepb.ShardFetch) {
+	f.phase, f.problem, f.fetches = phase, problem, fetches
+	f.bar.say(fmt.Sprintf("founding %s: %s", f.operation, f.text()))
+	f.bar.draw(fetchMeter(fetches))
 }
 
 func (f *founding) text() string {
@@ -257,8 +258,9 @@ func (f *founding) text() string {
 func (f *founding) ended() bool { return f.phase == phaseDone || f.phase == phaseFailed }
 
 func (f *founding) report() error {
-	err := f.app.printDone("Founding", record{{Name: "cluster", Value: f.cluster}, {Name: "operation", Value: f.operation},
-		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed}})
+	f.bar.end()
+	err := f.app.printDone("Founding", append(record{{Name: "cluster", Value: f.cluster}, {Name: "operation", Value: f.operation},
+		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed}}, fetchFields(f.fetches)...))
 	switch {
 	case err != nil || f.phase == phaseDone:
 		return err

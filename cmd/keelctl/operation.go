@@ -99,30 +99,23 @@ Ending watch does not end the operation.`,
 func (a *app) watch(ctx context.Context, id string, first time.Duration) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	var last *keelstatepb.Operation
-	for {
-		look, done := ctx, context.CancelFunc(func() {})
-		if last == nil && first > 0 {
-			look, done = context.WithTimeout(ctx, first)
-		}
-		o, err := a.operation(look, id)
-		done()
-		switch {
-		case err != nil && (last == nil || ctx.Err() == nil):
-			return err
-		case err == nil:
-			if last == nil || o.GetPhase() != last.GetPhase() || o.GetError() != last.GetError() {
-				a.prose("%s", progress(o))
-			}
-			last = o
-		}
-		if last.GetDone() || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(statusPause):
-		}
+	look, done := ctx, context.CancelFunc(func() {})
+	if first > 0 {
+		look, done = context.WithTimeout(ctx, first)
+	}
+	o, err := a.operation(look, id)
+	done()
+	if err != nil {
+		return err
+	}
+	f := follower[*keelstatepb.Operation]{app: a, name: "operation " + id, line: progress, ended: (*keelstatepb.Operation).GetDone,
+		meter: func(o *keelstatepb.Operation) meter { return fetchMeter(o.GetFetches()) },
+		look: func(ctx context.Context, o *keelstatepb.Operation) (*keelstatepb.Operation, error) {
+			return a.operation(ctx, id)
+		}}
+	last, err := f.follow(ctx, o)
+	if err != nil {
+		return err
 	}
 	if err := a.printOne("Operation", operationRecord(last)); err != nil {
 		return err
@@ -179,7 +172,20 @@ func operationArg(text string) (string, error) {
 }
 
 func operationRecord(o *keelstatepb.Operation) record {
-	return record{{Name: "id", Value: o.GetId()}, {Name: "operation", Value: o.GetKind()},
+	return append(record{{Name: "id", Value: o.GetId()}, {Name: "operation", Value: o.GetKind()},
 		{Name: "phase", Value: o.GetPhase()}, {Name: "done", Value: o.GetDone()}, {Name: "error", Value: o.GetError()},
-		{Name: "startedMs", Value: o.GetStartedMs(), Wide: true}, {Name: "updatedMs", Value: o.GetUpdatedMs(), Wide: true}}
+		{Name: "startedMs", Value: o.GetStartedMs(), Wide: true}, {Name: "updatedMs", Value: o.GetUpdatedMs(), Wide: true}}, fetchFields(o.GetFetches())...)
+}
+
+// fetchFields are how many bytes an operation has replicas bring here, and how many of
+// them have come; null where it has them bring none.
+func fetchFields(all []*keelstatepb.ShardFetch) []field {
+	if len(all) == 0 {
+		return []field{{Name: "fetchBytes", Wide: true}, {Name: "fetchedBytes", Wide: true}, {Name: "fetches", Wide: true}}
+	}
+	m, shards := fetchMeter(all), []record{}
+	for _, f := range all {
+		shards = append(shards, record{{Name: "shard", Value: f.GetShard()}, {Name: "fetchBytes", Value: f.GetDueBytes()}, {Name: "fetchedBytes", Value: f.GetHereBytes()}})
+	}
+	return []field{{Name: "fetchBytes", Value: m.of, Wide: true}, {Name: "fetchedBytes", Value: m.done, Wide: true}, {Name: "fetches", Value: shards, Wide: true}}
 }

@@ -116,33 +116,18 @@ func (a *app) abortRollback(ctx context.Context) error {
 func (a *app) rollBack(ctx context.Context, req *keelstatepb.RollBackRequest, look time.Duration) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	last, err := a.startRollback(ctx, req)
+	first, err := a.startRollback(ctx, req)
 	if err != nil {
 		return err
 	}
-	said := ""
-	for {
-		if line := rollbackProgress(last); line != said {
-			a.prose("%s", line)
-			said = line
-		}
-		if last.GetEnded() || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-ctx.Done():
-			continue
-		case <-time.After(statusPause):
-		}
-		now, err := a.rollback(ctx, last.GetOperation(), look)
-		switch {
-		case err == nil:
-			last = now
-		case errors.Is(err, keel.ErrNotFound):
-			return err
-		case ctx.Err() == nil:
-			a.prose("rollback to checkpoint %d: %v; trying again", last.GetNumber(), err)
-		}
+	f := follower[*keelstatepb.Rollback]{app: a, bound: look, name: fmt.Sprintf("rollback to checkpoint %d", first.GetNumber()),
+		line: rollbackProgress, meter: rollbackMeter, ended: (*keelstatepb.Rollback).GetEnded,
+		look: func(ctx context.Context, r *keelstatepb.Rollback) (*keelstatepb.Rollback, error) {
+			return a.rollback(ctx, r.GetOperation())
+		}}
+	last, err := f.follow(ctx, first)
+	if err != nil {
+		return err
 	}
 	if err := a.printDone("Rollback", rollbackRecord(last)); err != nil {
 		return err
@@ -156,12 +141,7 @@ func (a *app) rollBack(ctx context.Context, req *keelstatepb.RollBackRequest, lo
 	return nil
 }
 
-func (a *app) rollback(ctx context.Context, operation uint64, look time.Duration) (*keelstatepb.Rollback, error) {
-	if look > 0 {
-		short, done := context.WithTimeout(ctx, look)
-		defer done()
-		ctx = short
-	}
+func (a *app) rollback(ctx context.Context, operation uint64) (*keelstatepb.Rollback, error) {
 	var resp *keelstatepb.Rollback
 	err := a.call(ctx, true, func(ctx context.Context, conn grpc.ClientConnInterface) (err error) {
 		resp, err = keelstatepb.NewCheckpointsClient(conn).GetRollback(ctx, &keelstatepb.GetRollbackRequest{Operation: operation})
@@ -201,6 +181,22 @@ func rollbackProgress(r *keelstatepb.Rollback) string {
 	return line + problem
 }
 
+// rollbackMeter is how many bytes have come, while replicas are prepared.
+func rollbackMeter(r *keelstatepb.Rollback) meter {
+	if r.GetPhase() != "prepare" {
+		return meter{}
+	}
+	return allFetched(r)
+}
+
+func allFetched(r *keelstatepb.Rollback) meter {
+	var done, of uint64
+	for _, s := range r.GetShards() {
+		done, of = done+s.GetHereBytes(), of+s.GetDueBytes()
+	}
+	return bytesMeter(done, of)
+}
+
 func rollbackRecord(r *keelstatepb.Rollback) record {
 	shards := []record{}
 	var bytes uint64
@@ -208,8 +204,11 @@ func rollbackRecord(r *keelstatepb.Rollback) record {
 		bytes += s.GetBytes()
 		shards = append(shards, record{{Name: "shard", Value: s.GetShard()}, {Name: "lo", Value: s.GetRange().GetLo()}, {Name: "hi", Value: s.GetRange().GetHi()},
 			{Name: "bytes", Value: s.GetBytes()}, {Name: "state", Value: s.GetState()}, {Name: "replicas", Value: s.GetReplicas()},
-			{Name: "prepared", Value: s.GetPrepared()}, {Name: "leader", Value: s.GetLeader()}, {Name: "problem", Value: s.GetProblem()}})
+			{Name: "prepared", Value: s.GetPrepared()}, {Name: "leader", Value: s.GetLeader()}, {Name: "problem", Value: s.GetProblem()},
+			{Name: "fetchBytes", Value: s.GetDueBytes()}, {Name: "fetchedBytes", Value: s.GetHereBytes()}})
 	}
+	m := allFetched(r)
 	return record{{Name: "number", Value: r.GetNumber()}, {Name: "operation", Value: r.GetOperation()}, {Name: "phase", Value: r.GetPhase()},
-		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: bytes}, {Name: "shards", Value: shards}}
+		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: bytes},
+		{Name: "fetchBytes", Value: m.of, Wide: true}, {Name: "fetchedBytes", Value: m.done, Wide: true}, {Name: "shards", Value: shards}}
 }
