@@ -124,7 +124,7 @@ fuzz: deps ## run each fuzz target for FUZZTIME
 jepsen: node keelctl harness ## real nodes under faults, judged: DURATION= SEED= ARGS= (docs/jepsen.md)
 	@$(jepsen_run) --duration $(DURATION) $(ARGS)
 
-sim: deps ## the cluster in simulated time, an hour for each seed: SEEDS=1-20 KIND=storms|days|mixed|weeks HOURS=1
+sim: deps ## the cluster in simulated time, an hour for each seed: SEEDS=1-20 KIND=storms|days|mixed|weeks|rollbacks HOURS=1
 	$(GO) test ./internal/sim/steps -run 'TestSteps|TestCheckpoints$$|TestRollbacks$$' -count=1 -timeout 0 -v -steps.seeds 50 -steps.checkpoint-seeds 500 -steps.rollback-seeds 100
 	$(GO) test ./internal/sim -run TestSimulation -count=1 -timeout 0 -v -sim.kind $(KIND) -sim.seeds $(SEEDS) -sim.hours $(HOURS)
 

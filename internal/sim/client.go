@@ -27,6 +27,10 @@ type client struct {
 	// lanes are the sessions of this client, one for each shard; nil if the
 	// client writes without.
 	lanes []*lane
+	// incarnation and epochs are those of when the client was made: it never learns
+	// of others.
+	incarnation base.Incarnation
+	epochs      []base.Epoch
 }
 
 // Errors of a client's connection to a node.
@@ -38,7 +42,7 @@ var (
 )
 
 func newClient(w *world, sessions bool) *client {
-	c := &client{w: w, leaders: make([]atomic.Int32, w.cfg.Shards)}
+	c := &client{w: w, incarnation: w.incarnation, epochs: w.epochs, leaders: make([]atomic.Int32, w.cfg.Shards)}
 	if sessions {
 		for s := range w.cfg.Shards {
 			c.lanes = append(c.lanes, &lane{c: c, shard: base.GroupID(s + 1)})
@@ -133,7 +137,7 @@ func (c *client) again(ctx context.Context, shard base.GroupID, read bool, f fun
 }
 
 func (c *client) route(shard base.GroupID) cluster.Route {
-	return cluster.Route{Group: shard, Epoch: 1, MetadataRevision: base.Revision(c.w.revision.Load())}
+	return cluster.Route{Group: shard, Epoch: c.epochs[shard-1], Incarnation: c.incarnation, MetadataRevision: base.Revision(c.w.revision.Load())}
 }
 
 // read reads from one instant of one shard.

@@ -47,6 +47,10 @@ type Config struct {
 	// LostRequests is the share of numbered requests that are lost on their way,
 	// while those that were sent after them arrive.
 	LostRequests float64
+	// Rollbacks gives the cluster an object store that fails, has checkpoints made, and
+	// takes the cluster back to one after each round. LocalLinks and Changelog are
+	// options of the nodes.
+	Rollbacks, LocalLinks, Changelog bool
 }
 
 // A Kind is what a run is like.
@@ -72,6 +76,8 @@ func Draw(kind Kind, seed uint64, simulated time.Duration) (Config, error) {
 		return week(seed, simulated), nil
 	case Squalls:
 		return squall(seed, simulated), nil
+	case Rollbacks:
+		return rolling(seed, simulated), nil
 	}
 	return Config{}, fmt.Errorf("sim: there is no kind of run %q", kind)
 }

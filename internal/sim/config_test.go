@@ -8,7 +8,7 @@ import (
 
 // TestDraw: a seed draws the same run each time, within what a cluster can be.
 func TestDraw(t *testing.T) {
-	for _, kind := range []Kind{Storms, Days, Mixed, Weeks, Squalls} {
+	for _, kind := range []Kind{Storms, Days, Mixed, Weeks, Squalls, Rollbacks} {
 		for seed := range uint64(200) {
 			c, err := Draw(kind, seed, 2*time.Hour)
 			again, _ := Draw(kind, seed, 2*time.Hour)

@@ -4,7 +4,8 @@
 // (internal/vfs), all inside a bubble of testing/synctest. The workloads of
 // jepsen/workload drive them at package cluster's API and the checkers of
 // jepsen/check judge what they saw, so that simulations and real runs are judged
-// alike.
+// alike. Runs with rollbacks have an object store too, of files behind calls that
+// fail.
 //
 // It must not know: gRPC, the command line, real networks, RocksDB.
 //
@@ -43,4 +44,11 @@
 //	SM6  When the disk of a shard's leader hangs and nothing else is wrong, the
 //	     shard takes a write within Config.serviceLimit.
 //	SM7  A session never forgets a request that its client has not resolved.
+//	SM8  A rollback, beside faults and load, leaves what the checkpoint holds: of the
+//	     incarnation in which it was made, all that was acknowledged before it was
+//	     asked for and nothing that was sent after it completed; of earlier ones what
+//	     they held then; of later ones nothing. What an ended incarnation left stays.
+//	     (Config.Rollbacks; each incarnation is also judged by itself.)
+//	SM9  After a rollback no request of the old incarnation is taken, and replicas
+//	     agree. A checkpoint that is retained in the end can be read, whole.
 package sim

@@ -29,6 +29,8 @@ type nemesis struct {
 	late int
 	// inForce are the faults of this step that are to be undone.
 	inForce int
+	// rolling says that the cluster is being rolled back.
+	rolling bool
 }
 
 func newNemesis(w *world) *nemesis {
@@ -74,6 +76,9 @@ var schemes = []string{"late-news", "hot-seat", "log-lost-behind", "hung-leader"
 // step puts some faults in force, holds them and undoes them.
 func (n *nemesis) step() {
 	faults := allFaults()
+	if n.cfg.Rollbacks {
+		faults = append(faults, fault{"checkpoint", 25, (*nemesis).checkpoint}, fault{"object-store", 8, (*nemesis).objectStore})
+	}
 	total := 0
 	for k, f := range faults {
 		if slices.Contains(schemes, f.kind) {
@@ -117,6 +122,9 @@ func (n *nemesis) heal() {
 	for i, h := range n.hosts {
 		h.disk.set(func(l *life) { l.slow = 0; l.countdown = 0; l.wake() })
 		n.restart(i)
+	}
+	if n.objects != nil {
+		n.objects.set(0, 0)
 	}
 }
 

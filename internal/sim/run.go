@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -36,6 +35,18 @@ type Report struct {
 	Findings  []string
 	Late      int    // orders of an operator that outlasted their time
 	Dir       string // where the trace and the history are
+	Rollbacks int    // of the cluster, to a checkpoint
+
+	histories []judged
+}
+
+// judged is a history that is to be judged when the run is over. One that is not
+// whole is that of an era which a rollback ended: nobody read what it left, so that
+// only what it shows counts.
+type judged struct {
+	name    string
+	history *history.History
+	whole   bool
 }
 
 // Verdict is that of all results; a finding fails.
@@ -71,23 +82,14 @@ func Run(t *testing.T, cfg Config, dir string) (r *Report) {
 		t.Fatal(err)
 	}
 	defer traceFile.Close()
-	historyFile, err := os.Create(filepath.Join(dir, "history.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer historyFile.Close()
 	tr := newTrace(traceFile)
 	tr.note("%+v", cfg)
 	stop := watch(tr, dir)
 	began, used := time.Now(), cpu()
-	var h *history.History
-	bubble(t, r, func(t *testing.T) { h = simulate(t, r, tr, historyFile) })
+	bubble(t, r, func(t *testing.T) { simulate(t, r, tr) })
 	stop()
 	r.Wall, r.CPU = time.Since(began), cpu()-used
-	if h != nil {
-		r.Ops = int64(len(h.Ops))
-		r.Results = append(check.Judge(h, check.Options{Limit: 30 * time.Second, Parallel: 1}), r.Results...)
-	}
+	r.judge()
 	for _, x := range r.Results {
 		tr.note("%s: %s %s %+v", x.Name, x.Verdict, x.Text, x.Details)
 	}
@@ -96,6 +98,23 @@ func Run(t *testing.T, cfg Config, dir string) (r *Report) {
 		t.Error(err)
 	}
 	return r
+}
+
+// judge has the histories judged.
+func (r *Report) judge() {
+	var all []check.Result
+	for _, j := range r.histories {
+		for _, x := range check.Judge(j.history, check.Options{Limit: 30 * time.Second, Parallel: 1}) {
+			if x.Verdict == check.Unknown && !j.whole {
+				continue
+			}
+			if j.name != "" {
+				x.Name = j.name + ": " + x.Name
+			}
+			all = append(all, x)
+		}
+	}
+	r.Results = append(all, r.Results...)
 }
 
 // cpu is the processor time that this process has used.
@@ -180,14 +199,9 @@ func watch(tr *trace, dir string) (stop func()) {
 }
 
 // simulate is the run within its bubble.
-func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.History {
+func simulate(t *testing.T, r *Report, tr *trace) {
 	w := newWorld(t, r.Config, tr)
-	rec, err := history.NewRecorder(out, history.Header{Seed: int64(r.Config.Seed), Note: fmt.Sprintf("%+v", r.Config)},
-		history.Options{Clock: func() int64 { return int64(time.Since(w.start)) }, FlushEvery: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	work, wait := w.work(rec)
+	w.begin(r.Dir)
 	n := newNemesis(w)
 	for time.Since(w.start) < r.Config.Time {
 		for end := time.Now().Add(r.Config.Round); time.Now().Before(end) && len(w.findings) == 0; {
@@ -199,9 +213,17 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 			break
 		}
 		n.lost = n.lost && !w.whole()
+		if r.Config.Rollbacks && !n.rollBack(r) {
+			break
+		}
 	}
-	wait()
-	w.final(work)
+	e := w.present()
+	e.stop()
+	w.final(e.work)
+	if r.Config.Rollbacks && len(w.findings) == 0 {
+		w.stays()
+		w.verify()
+	}
 	if !w.becomesWhole() {
 		w.finding("a node is not ready %v after the last healing: %s", wholeLimit, w.dump())
 	}
@@ -210,34 +232,9 @@ func simulate(t *testing.T, r *Report, tr *trace, out io.Writer) *history.Histor
 	r.Faults, r.Findings, r.Late = w.faults, w.findings, n.late
 	w.background.Wait()
 	r.Findings = append(r.Findings, w.lapses.list...)
-	if err := rec.Close(); err != nil {
-		t.Error(err)
-	}
-	return rec.History()
-}
-
-// work starts the workloads; wait ends them and waits.
-func (w *world) work(rec *history.Recorder) (ws []workload.Workload, wait func()) {
-	var clients []workload.Client
-	for k := range w.cfg.Workers {
-		clients = append(clients, newClient(w, k%2 == 1).stores())
-	}
-	ws = workload.All(workload.Config{Seed: w.cfg.Seed, Keys: 4, OpsPerKey: 200, Rate: w.cfg.Rate, Timeout: 5 * time.Second})
-	for _, x := range ws {
-		if err := x.Setup(context.Background(), clients, rec); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		workload.Drive(ctx, ws, w.cfg.Workers)
-	}()
-	return ws, func() {
-		cancel()
-		<-ended
-	}
+	h := e.close(w)
+	r.Ops += int64(len(h.Ops))
+	r.histories = append([]judged{{history: h, whole: true}}, r.histories...)
 }
 
 // final reads what the workloads left.

@@ -148,7 +148,7 @@ func (c *Config) serviceLimit() time.Duration {
 // hungLeader makes the disk of a leader hang, and asks for service meanwhile. It
 // is for a cluster that is well in all else.
 func (n *nemesis) hungLeader() (string, func()) {
-	if n.inForce > 0 || !n.everyoneVotes() {
+	if n.inForce > 0 || n.rolling || !n.everyoneVotes() {
 		return "", nil
 	}
 	c := newClient(n.world, false)

@@ -18,3 +18,17 @@ func squall(seed uint64, simulated time.Duration) Config {
 	c.Look, c.Astray, c.Schemes = 50*time.Millisecond, 0.4, 4
 	return c
 }
+
+// Rollbacks are storms over a cluster that makes checkpoints, into an object store
+// that fails, and goes back to one of them again and again.
+const Rollbacks Kind = "rollbacks"
+
+// rolling draws such a run. Seeds of their own begin at 70000.
+func rolling(seed uint64, simulated time.Duration) Config {
+	c, r := storm(seed, simulated)
+	pick := func(ds ...time.Duration) time.Duration { return ds[r.IntN(len(ds))] }
+	c.Rollbacks, c.LocalLinks, c.Changelog = true, r.IntN(3) == 0, r.IntN(3) == 0
+	c.Rate, c.LogMaxBytes = []float64{1, 3, 8}[r.IntN(3)], []uint64{32 << 10, 128 << 10, 1 << 20}[r.IntN(3)]
+	c.Round, c.MaxHold, c.MaxGap = min(pick(30*time.Second, time.Minute, 3*time.Minute), simulated), pick(2*time.Second, 10*time.Second), pick(time.Second, 10*time.Second)
+	return c
+}

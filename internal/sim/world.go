@@ -34,6 +34,18 @@ type world struct {
 	faults  map[string]int
 	// revision is the newest revision of the metadata that a client has seen.
 	revision atomic.Uint64
+	// eras are the incarnations so far; incarnation and epochs are what clients of
+	// now know. All are the main goroutine's.
+	eras        []*era
+	incarnation base.Incarnation
+	epochs      []base.Epoch // of shard 1, 2, ...
+	// objects is nil without an object store.
+	objects *objects
+	// checkpoints are those that were asked for and have a number.
+	checkpoints struct {
+		sync.Mutex
+		list []*taken
+	}
 	// background are the goroutines of the clients' lanes.
 	background sync.WaitGroup
 	// findings are what went wrong beside the histories; owned by the main
@@ -65,6 +77,15 @@ func newWorld(t *testing.T, cfg Config, tr *trace) *world {
 	tr.clock = func() time.Duration { return time.Since(w.start) }
 	for i := range cfg.Nodes {
 		w.hosts = append(w.hosts, &host{disk: newDisk(cfg.Seed<<8 | uint64(i))})
+	}
+	for range cfg.Shards {
+		w.epochs = append(w.epochs, 1)
+	}
+	if cfg.Rollbacks {
+		var err error
+		if w.objects, err = newObjects(w); err != nil {
+			t.Fatal(err)
+		}
 	}
 	w.c = testcluster.New(t, testcluster.Options{Nodes: cfg.Nodes, Shards: cfg.Shards, KeyGroups: cfg.KeyGroups, Replication: cfg.Replication,
 		Seed: cfg.Seed, Unfounded: true, Configure: w.configure})
@@ -98,6 +119,11 @@ func (w *world) configure(i int, o *cluster.Options) {
 	o.DiskSpace = func(string) (cluster.DiskSpace, error) { return cluster.DiskSpace{Free: 1 << 30}, nil }
 	o.WallClock = func() time.Time { return time.Now().Add(time.Duration(h.offset.Load())) }
 	o.Logger = w.trace.logger()
+	if w.objects != nil {
+		o.Objects, o.ObjectsURI = w.objects.store(), "file:///objects"
+		o.CheckpointRetain, o.CheckpointTimeout = 3, 20*time.Second
+		o.CheckpointLocalLinks, o.CheckpointChangelog = w.cfg.LocalLinks, w.cfg.Changelog
+	}
 }
 
 // calm makes the network whole, with the delays of an ordinary day.
