@@ -24,42 +24,50 @@ import (
 // the last checkpoint of which it stored the files, in place of the files of now: at
 // the barrier nothing is flushed. The entries are those of its own Raft log up to
 // the barrier, so that there is no second path of a write. What a restore replays
-// is compared with the digest that the state machine had at the barrier.
+// is compared with the digest that the state machine had at the barrier. What has
+// come together between two checkpoints is stored ahead of the barrier (changelogahead.go).
 
-const (
-	// segmentBytes is the size at which a segment ends.
-	segmentBytes = 4 << 20
-	// maxSegments bounds the segments of a shard: each is an object that every
-	// checkpoint looks for, and that a restore fetches.
-	maxSegments = 256
-)
+// maxSegments bounds the segments of a shard: each is an object that every
+// checkpoint looks for, and that a restore fetches.
+const maxSegments = 256
 
 // lineage is what an uploader has stored of a shard: the files of a moment and the
 // log behind it. It is replaced, never changed.
 type lineage struct {
-	// base are the files, with their places.
+	// base are the files, with their places, segments the log behind them that a
+	// checkpoint has registered.
 	base     *snapshot.Manifest
 	segments []snapshot.SegmentRef
+	// ahead is the log that was stored since, under attempt, which is that of the last
+	// checkpoint. Nobody knows of it yet. With attempt 0 nothing is stored ahead.
+	ahead   []snapshot.SegmentRef
+	attempt uint64
 	// dropped is how many states were dropped by then.
 	dropped int
 }
 
+// all are the segments, those stored ahead too.
+func (l *lineage) all() []snapshot.SegmentRef { return slices.Concat(l.segments, l.ahead) }
+
 // next is the index of the first entry that is not stored.
 func (l *lineage) next() uint64 {
-	if n := len(l.segments); n > 0 {
-		return l.segments[n-1].Last + 1
+	switch {
+	case len(l.ahead) > 0:
+		return l.ahead[len(l.ahead)-1].Last + 1
+	case len(l.segments) > 0:
+		return l.segments[len(l.segments)-1].Last + 1
 	}
 	return l.base.Index + 1
 }
 
 func (l *lineage) bytes() (n int64) {
-	for i := range l.segments {
-		n += l.segments[i].Size
+	for _, s := range l.all() {
+		n += s.Size
 	}
 	return n
 }
 
-// keys are the objects that a checkpoint on the lineage uses, without new ones.
+// keys are the objects of the registry that a checkpoint on the lineage uses.
 func (l *lineage) keys() []string {
 	var keys []string
 	for i := range l.base.Files {
@@ -81,6 +89,8 @@ type changelog struct {
 	lineage *lineage // nil: the next checkpoint stores files
 	// planned is the attempt that was found to be able to store the log.
 	planned uint64
+	// waiting is since when there is enough to be stored ahead, if there is.
+	waiting time.Time
 }
 
 func (c *changelog) get() *lineage {
@@ -92,17 +102,30 @@ func (c *changelog) get() *lineage {
 func (c *changelog) set(l *lineage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lineage = l
+	c.lineage, c.waiting = l, time.Time{}
 }
 
-// beginChangelog makes files that were stored the base of what follows.
-func (r *replica) beginChangelog(cp *meta.Checkpoint, m *snapshot.Manifest, h *raftfsm.Header) {
+// announced returns the lineage as a checkpoint finds it that may register what was
+// stored ahead under the attempt prior, and nothing else.
+func (c *changelog) announced(prior uint64) *lineage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.lineage; l != nil && (l.attempt == 0 || l.attempt != prior) {
+		left := *l
+		left.ahead, left.attempt = nil, 0
+		c.lineage = &left
+	}
+	return c.lineage
+}
+
+// beginChangelog makes files that an attempt has stored the base of what follows.
+func (r *replica) beginChangelog(cp *meta.Checkpoint, attempt uint64, m *snapshot.Manifest, h *raftfsm.Header) {
 	switch {
 	case cp == nil || cp.Savepoint: // its files are not for others
 	case !cp.Changelog:
 		r.changelog.set(nil)
 	default:
-		r.changelog.set(&lineage{base: m, dropped: h.Dropped})
+		r.changelog.set(&lineage{base: m, attempt: attempt, dropped: h.Dropped})
 		r.metrics.materialised()
 	}
 }
@@ -110,8 +133,11 @@ func (r *replica) beginChangelog(cp *meta.Checkpoint, m *snapshot.Manifest, h *r
 // planChangelog says whether this attempt is to store the log, and nothing has to be
 // flushed for it. It is asked when the checkpoint is announced.
 func (r *replica) planChangelog(cp *meta.Checkpoint, s *meta.CheckpointShard) bool {
-	l := r.changelog.get()
-	if !cp.Changelog || cp.Savepoint || l == nil || r.node.opts.Objects == nil {
+	if !cp.Changelog || cp.Savepoint || r.node.opts.Objects == nil {
+		return false
+	}
+	l := r.changelog.announced(s.Prior)
+	if l == nil {
 		return false
 	}
 	v, err := r.node.runningCheckpoint(r.ctx, cp.Number)
@@ -119,11 +145,8 @@ func (r *replica) planChangelog(cp *meta.Checkpoint, s *meta.CheckpointShard) bo
 		return false
 	}
 	why := r.cannotGoOn(l, r.machine.Header())
-	if size := l.bytes() + int64(r.log.BytesFrom(l.next())); why == "" && size > max(r.node.opts.ChangelogMaterializeBytes, l.base.Bytes()/2) {
-		why = fmt.Sprintf("the log has %d bytes", size)
-	}
-	if why == "" && len(l.segments) >= maxSegments {
-		why = fmt.Sprintf("the log is in %d segments", len(l.segments))
+	if why == "" {
+		why = r.tooLong(l)
 	}
 	for _, key := range l.keys() {
 		if why == "" && v.ObjectByKey(key) == nil {
@@ -138,6 +161,17 @@ func (r *replica) planChangelog(cp *meta.Checkpoint, s *meta.CheckpointShard) bo
 	defer r.changelog.mu.Unlock()
 	r.changelog.planned = s.Attempt
 	return true
+}
+
+// tooLong says why files are to be stored though the log could be.
+func (r *replica) tooLong(l *lineage) string {
+	if size := l.bytes() + int64(r.log.BytesFrom(l.next())); size > max(r.node.opts.ChangelogMaterializeBytes, l.base.Bytes()/2) {
+		return fmt.Sprintf("the log has %d bytes", size)
+	}
+	if n := len(l.segments) + len(l.ahead); n >= maxSegments {
+		return fmt.Sprintf("the log is in %d segments", n)
+	}
+	return ""
 }
 
 // cannotGoOn says why the log does not lead from the lineage to where the shard is,
@@ -161,7 +195,9 @@ func (r *replica) cannotGoOn(l *lineage, h *raftfsm.Header) string {
 }
 
 // cutChangelog returns the lineage that a checkpoint stores with the log up to its
-// barrier, nil if it has to store files. It is called on the apply goroutine.
+// barrier, nil if it has to store files. It is called on the apply goroutine, with
+// the store at the barrier: what is stored ahead ends in front of it, for nothing
+// gets to the lineage from here on.
 func (r *replica) cutChangelog(b raftfsm.Barrier, h *raftfsm.Header) *lineage {
 	r.changelog.mu.Lock()
 	defer r.changelog.mu.Unlock()
@@ -169,7 +205,10 @@ func (r *replica) cutChangelog(b raftfsm.Barrier, h *raftfsm.Header) *lineage {
 	if l == nil || r.changelog.planned != b.Attempt || r.cannotGoOn(l, h) != "" {
 		return nil
 	}
-	return l
+	closed := *l
+	closed.attempt = 0
+	r.changelog.lineage, r.changelog.waiting = &closed, time.Time{}
+	return &closed
 }
 
 // uploadChangelog stores the log up to the barrier, and a manifest. If that is not
@@ -181,9 +220,11 @@ func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, sta
 		}
 	}()
 	o := snapshot.UploadOptions{Store: r.node.opts.Objects, Prefix: string(v.Cluster().ID), Attempt: c.barrier.Attempt, CheckReused: true}
-	next := &lineage{base: c.log.base, segments: slices.Clone(c.log.segments), dropped: c.log.dropped}
+	next := &lineage{base: c.log.base, segments: c.log.all(), attempt: c.barrier.Attempt, dropped: c.log.dropped}
 	fresh := map[string]bool{}
-	puts := 0
+	for i := range c.log.ahead {
+		fresh[c.log.ahead[i].Object] = true
+	}
 	for s, err := range r.segments(next.next(), c.header) {
 		if err != nil {
 			return fmt.Errorf("reading the log of %s: %w", r.id, err)
@@ -194,7 +235,6 @@ func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, sta
 		}
 		next.segments = append(next.segments, ref)
 		fresh[ref.Object] = true
-		puts++
 	}
 	if err := failpoint.Err("cluster.upload.segments"); err != nil {
 		return err
@@ -206,7 +246,12 @@ func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, sta
 	if err != nil {
 		return err
 	}
-	up.Requests += puts
+	up.Requests += len(fresh)
+	if len(c.log.ahead) > 0 {
+		if err := failpoint.Err("cluster.upload.ahead"); err != nil {
+			return err
+		}
+	}
 	if err := r.report(ctx, c, m, up, time.Since(start)); err != nil {
 		return err
 	}
@@ -220,27 +265,34 @@ func (r *replica) uploadChangelog(ctx context.Context, c *cut, v *meta.View, sta
 func (r *replica) segments(from uint64, h *raftfsm.Header) iter.Seq2[*snapshot.Segment, error] {
 	return func(yield func(*snapshot.Segment, error) bool) {
 		for from <= h.AppliedIndex {
-			s := &snapshot.Segment{Group: h.Group, Birth: h.Birth, Incarnation: h.Incarnation, First: from}
-			for size := 0; from <= h.AppliedIndex && size < segmentBytes && len(s.Entries) < snapshot.MaxSegmentEntries; from++ {
-				var e raft.Log
-				if err := r.log.GetLog(from, &e); err != nil {
-					yield(nil, err)
-					return
-				}
-				entry := snapshot.LogEntry{Term: e.Term}
-				if e.Type == raft.LogCommand {
-					if entry.Command = e.Data; entry.Command == nil {
-						entry.Command = []byte{}
-					}
-				}
-				s.Entries = append(s.Entries, entry)
-				size += snapshot.EntryBytes(entry.Command)
-			}
-			if !yield(s, nil) {
+			s, _, err := r.segment(from, h)
+			if !yield(s, err) || err != nil {
 				return
 			}
+			from = s.Last() + 1
 		}
 	}
+}
+
+// segment is the first of segments; full says that no entry belongs to it any more.
+func (r *replica) segment(from uint64, h *raftfsm.Header) (s *snapshot.Segment, full bool, err error) {
+	s = &snapshot.Segment{Group: h.Group, Birth: h.Birth, Incarnation: h.Incarnation, First: from}
+	for size := 0; from <= h.AppliedIndex && !full; from++ {
+		var e raft.Log
+		if err := r.log.GetLog(from, &e); err != nil {
+			return nil, false, err
+		}
+		entry := snapshot.LogEntry{Term: e.Term}
+		if e.Type == raft.LogCommand {
+			if entry.Command = e.Data; entry.Command == nil {
+				entry.Command = []byte{}
+			}
+		}
+		s.Entries = append(s.Entries, entry)
+		size += snapshot.EntryBytes(entry.Command)
+		full = size >= r.node.opts.ChangelogSegmentBytes || len(s.Entries) >= snapshot.MaxSegmentEntries
+	}
+	return s, full, nil
 }
 
 // replayChangelog brings a store of a manifest's files to what the manifest

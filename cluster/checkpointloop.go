@@ -58,13 +58,18 @@ func (n *Node) checkpointLoop() {
 // the replicas do their part of the one that runs.
 func (n *Node) attendCheckpoints(v *meta.View) {
 	n.uploads.keep(v.OldestRunningAttempt())
+	n.mu.Lock()
+	replicas := slices.Collect(maps.Values(n.mu.replicas))
+	n.mu.Unlock()
+	for _, r := range replicas {
+		if r.damage.Load() == nil && r.raft != nil {
+			r.attendChangelog(v)
+		}
+	}
 	c := v.RunningCheckpoint()
 	if c == nil || c.Phase != meta.CheckpointAnnounced {
 		return
 	}
-	n.mu.Lock()
-	replicas := slices.Collect(maps.Values(n.mu.replicas))
-	n.mu.Unlock()
 	for _, r := range replicas {
 		s := v.CheckpointShard(c.Number, r.id)
 		switch {

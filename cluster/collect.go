@@ -95,6 +95,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, g := range checkpointGauges {
 		ch <- g.desc
 	}
+	for _, g := range changelogGauges {
+		ch <- g.desc
+	}
 	for _, d := range []*prometheus.Desc{checkpointsDesc, scrubbedDesc, readyDesc, revisionDesc, pendingDesc, diskLowDesc, diskHungDesc, diskFreeDesc, fetchDueDesc, queueDesc, applyRefusals} {
 		ch <- d
 	}

@@ -1,6 +1,9 @@
 package cluster
 
 import (
+	"maps"
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
@@ -48,6 +51,16 @@ var checkpointGauges = []struct {
 	{plain("keelstate_checkpoint_deletions_pending", "Objects that are being deleted; growth without end means that the store refuses."), func(f *checkpointFacts) float64 { return float64(f.planned) }},
 }
 
+// changelogGauges are there for the shards whose log this node stores between
+// checkpoints.
+var changelogGauges = []struct {
+	desc  *prometheus.Desc
+	value func(entries, bytes int64) float64
+}{
+	{gauge("keelstate_checkpoint_changelog_lag_entries", "Entries of the log that are not in the object store yet, on the node that uploads the shard in mode changelog."), func(entries, _ int64) float64 { return float64(entries) }},
+	{gauge("keelstate_checkpoint_changelog_lag_bytes", "Bytes of the log that are not in the object store yet, on the node that uploads the shard in mode changelog; growth beyond some segments means that the store is too slow or refuses."), func(_, bytes int64) float64 { return float64(bytes) }},
+}
+
 func plain(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
 
 func ofCheckpoint(c *meta.Checkpoint, value func(*meta.Checkpoint) float64) float64 {
@@ -84,5 +97,26 @@ func (n *Node) collectCheckpoints(ch chan<- prometheus.Metric) {
 	}
 	for _, g := range checkpointGauges {
 		ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(&f))
+	}
+	n.collectChangelogs(ch, v, f.last)
+}
+
+// collectChangelogs sends how far the logs are stored that this node uploads.
+func (n *Node) collectChangelogs(ch chan<- prometheus.Metric, v *meta.View, last *meta.Checkpoint) {
+	if last == nil || !last.Changelog {
+		return
+	}
+	n.mu.Lock()
+	replicas := slices.Collect(maps.Values(n.mu.replicas))
+	n.mu.Unlock()
+	for _, r := range replicas {
+		l, s := r.changelog.get(), v.CheckpointShard(last.Number, r.id)
+		if l == nil || r.raft == nil || s == nil || s.Uploader != n.opts.NodeID {
+			continue
+		}
+		entries, bytes := r.changelogLag(l)
+		for _, g := range changelogGauges {
+			ch <- prometheus.MustNewConstMetric(g.desc, prometheus.GaugeValue, g.value(entries, bytes), r.id.String())
+		}
 	}
 }

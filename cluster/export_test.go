@@ -262,3 +262,33 @@ func (n *Node) InstallOwnSnapshot(g base.GroupID, further uint64) error {
 	m.Index += further
 	return r.installStore(&m, files)
 }
+
+// ChangelogAhead is how many segments of a shard's log this node has stored since the
+// last checkpoint, and how many bytes are not stored yet; false if the node is not
+// to store any.
+func (n *Node) ChangelogAhead(g base.GroupID) (segments int, lag int64, ok bool) {
+	n.mu.Lock()
+	r := n.mu.replicas[g]
+	n.mu.Unlock()
+	v, err := n.metaView()
+	if r == nil || err != nil {
+		return 0, 0, false
+	}
+	l := r.changelog.get()
+	if l == nil || l.attempt == 0 || v.LogAttempt(g, n.opts.NodeID) != l.attempt {
+		return 0, 0, false
+	}
+	_, lag = r.changelogLag(l)
+	return len(l.ahead), lag, true
+}
+
+// DroppedStates is how many states this node's replica of a shard has dropped.
+func (n *Node) DroppedStates(g base.GroupID) int {
+	n.mu.Lock()
+	r := n.mu.replicas[g]
+	n.mu.Unlock()
+	if r == nil {
+		return 0
+	}
+	return r.machine.Header().Dropped
+}

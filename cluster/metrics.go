@@ -41,6 +41,8 @@ type metrics struct {
 	uploads *prometheus.CounterVec
 	// what changelog checkpoints have stored.
 	materialisations, changelogBytes, changelogSegments *prometheus.CounterVec
+	// segments of the log that were to be stored between checkpoints, by how it ended.
+	changelogAhead *prometheus.CounterVec
 	// bytes brought here for snapshots, restores and rollbacks, by where from.
 	fetched *prometheus.CounterVec
 	// bytes read by scrubs, and parts of replicas that they found damaged.
@@ -78,6 +80,8 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 			Help: "Bytes of the log that were stored for checkpoints of mode changelog."}, group),
 		changelogSegments: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_changelog_segments_total",
 			Help: "Segments of the log that were stored for checkpoints of mode changelog."}, group),
+		changelogAhead: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_checkpoint_changelog_ahead_total",
+			Help: "Segments of the log that were to be stored between two checkpoints of mode changelog, by how that ended: stored, failed."}, []string{"group", "what"}),
 		fetched: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_fetched_bytes_total",
 			Help: "Bytes that replicas have brought here for snapshots, restores and rollbacks, by source: store, peer, or disk for what was here already and was compared."}, []string{"group", "source"}),
 		damaged: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "keelstate_replicas_damaged_total",
@@ -93,7 +97,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.entryRequests, m.entryBytes, m.commitSeconds, m.writes, m.refusals,
-			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.materialisations, m.changelogBytes, m.changelogSegments, m.fetched, m.damaged, m.reopened, m.rebuilt, m.scrubBytes, m.scrubFindings} {
+			m.reads, m.readRounds, m.readSeconds, m.snapshots, m.barrierSeconds, m.uploads, m.materialisations, m.changelogBytes, m.changelogSegments, m.changelogAhead, m.fetched, m.damaged, m.reopened, m.rebuilt, m.scrubBytes, m.scrubFindings} {
 			if err := reg.Register(c); err != nil {
 				return nil, err
 			}
@@ -152,6 +156,10 @@ func (g *groupMetrics) changelog(bytes int64, segments int) {
 
 func (g *groupMetrics) fetchedFrom(source string) prometheus.Counter {
 	return g.m.fetched.WithLabelValues(g.label, source)
+}
+
+func (g *groupMetrics) ahead(what string) {
+	g.m.changelogAhead.WithLabelValues(g.label, what).Inc()
 }
 
 func (g *groupMetrics) snapshot(what string) { g.m.snapshots.WithLabelValues(g.label, what).Inc() }

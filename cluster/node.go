@@ -75,6 +75,7 @@ type Node struct {
 
 	disk    diskWatch
 	uploads uploads
+	ahead   aheadStore
 	// preparing holds a token per replica that is being prepared for a rollback.
 	preparing chan struct{}
 	restores  restorePlans
@@ -120,6 +121,7 @@ func New(o Options) (*Node, error) {
 	n.changes.init()
 	n.leaders.init()
 	n.uploads.init()
+	n.ahead.init()
 	ok := false
 	defer func() {
 		if !ok {

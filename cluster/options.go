@@ -14,6 +14,7 @@ import (
 	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/internal/vfs"
 	"github.com/keelstate/keelstate/objectstore"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // Options configure a node. Zero fields take the default that their comment
@@ -105,6 +106,11 @@ type Options struct {
 	// ChangelogMaterializeBytes (default 64 MiB) and half of the files.
 	CheckpointChangelog       bool
 	ChangelogMaterializeBytes int64
+	// ChangelogSegmentBytes is the size at which a segment of the log ends and is
+	// stored between two checkpoints (default 4 MiB); a sixteenth of it is stored once
+	// it is as old as ChangelogSegmentAge (default 10 s).
+	ChangelogSegmentBytes int
+	ChangelogSegmentAge   time.Duration
 	// AppliedLagBound is the lag, in entries, up to which a replica counts as
 	// ready. Default 10,000.
 	AppliedLagBound uint64
@@ -152,6 +158,8 @@ func (o *Options) EnsureDefaults() {
 	def(&o.CheckpointTimeout, 10*time.Minute)
 	def(&o.OrphanGrace, 24*time.Hour)
 	def(&o.ChangelogMaterializeBytes, 64<<20)
+	def(&o.ChangelogSegmentBytes, int(failpoint.Int("cluster.changelog-segment-bytes", 4<<20)))
+	def(&o.ChangelogSegmentAge, 10*time.Second)
 	def(&o.AppliedLagBound, 10_000)
 	def(&o.ScrubInterval, 24*time.Hour)
 	def(&o.ScrubBytesPerSecond, 16<<20)
@@ -190,6 +198,8 @@ func (o *Options) Validate() error {
 		"use LogKeepBytes <= LogMaxBytes <= LogHardBytes")
 	need(o.ScrubBytesPerSecond > 0, "ScrubBytesPerSecond", "give bytes per second")
 	need(o.CheckpointInterval >= 0 && (o.CheckpointInterval == 0 || o.Objects != nil), "checkpoint-interval", "give an object store too, or 0 for no automatic checkpoints")
+	need(o.ChangelogSegmentBytes > 0 && o.ChangelogSegmentBytes <= snapshot.MaxSegmentBytes/4 && o.ChangelogSegmentAge > 0, "ChangelogSegmentBytes",
+		"give an age, and bytes that leave room for an entry")
 	need(o.CheckpointRetain >= 1, "checkpoint-retain", "keep at least 1")
 	need(o.CheckpointTimeout > 0, "checkpoint-timeout", "give a time")
 	need(o.ChangelogMaterializeBytes > 0, "changelog-materialize-bytes", "give bytes")

@@ -80,6 +80,8 @@ type replica struct {
 	rollback     rollbackWork
 	linked       linkedCheckpoints
 	changelog    changelog
+	// storing says that the log is being stored between two checkpoints.
+	storing atomic.Bool
 	// alone: no files of older generations are left beside this one's.
 	alone bool
 }

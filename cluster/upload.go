@@ -246,7 +246,7 @@ func (r *replica) upload(ctx context.Context, c *cut) error {
 	if err := r.report(ctx, c, m, up, time.Since(start)); err != nil {
 		return err
 	}
-	r.beginChangelog(v.Checkpoint(c.barrier.Number), m, c.header)
+	r.beginChangelog(v.Checkpoint(c.barrier.Number), c.barrier.Attempt, m, c.header)
 	return nil
 }
 

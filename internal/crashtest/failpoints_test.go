@@ -22,7 +22,7 @@ import (
 
 // smallLogs makes logs, segments and what is kept so small that a short load
 // rotates, cuts, flushes and snapshots again and again.
-const smallLogs = "raftlog.segment-bytes=value(65536);cluster.log-max-bytes=value(65536);cluster.log-keep-bytes=value(8192)"
+const smallLogs = "raftlog.segment-bytes=value(65536);cluster.log-max-bytes=value(65536);cluster.log-keep-bytes=value(8192);cluster.changelog-segment-bytes=value(4096)"
 
 // run is one crash at one point.
 type run struct {
@@ -84,7 +84,7 @@ func crashAt(t *testing.T, name string, r *rand.Rand) {
 	if strings.HasPrefix(name, "cluster.links.") {
 		c.args = append(c.args, "--checkpoint-local-links")
 	}
-	if name == "cluster.upload.segments" {
+	if slices.Contains([]string{"cluster.upload.segments", "cluster.upload.ahead", "cluster.changelog.ahead"}, name) {
 		c.args = append(c.args, "--checkpoint-mode", "changelog")
 	}
 	for i := range c.n {
