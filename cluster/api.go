@@ -334,8 +334,9 @@ func (n *Node) Operations(ctx context.Context) ([]OperationInfo, error) {
 	}
 	var out []OperationInfo
 	for _, o := range v.Operations() {
+		fetches, _ := n.progressOf(ctx, v, o)
 		out = append(out, OperationInfo{ID: fmt.Sprint(o.ID), Kind: o.Kind, Phase: o.Phase, Error: o.Error,
-			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs, Fetches: n.fetchesOf(ctx, v, o)})
+			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs, Fetches: fetches})
 	}
 	return out, nil
 }

@@ -65,20 +65,27 @@ func (n *Node) Init(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
 	defer cancel()
 	reply, err := n.initUntil(early, spec)
 	if err == nil {
-		n.addFetches(ctx, reply)
+		n.addProgress(ctx, reply)
 	}
 	return reply, err
 }
 
-// addFetches adds how far a restore is, where nobody has.
-func (n *Node) addFetches(ctx context.Context, reply *FoundReply) {
+// addProgress adds how far a restore is, and what it is stuck for, where nobody has.
+func (n *Node) addProgress(ctx context.Context, reply *FoundReply) {
 	v, err := n.metaView()
-	if err != nil || reply.Plan != nil || len(reply.Fetches) > 0 {
+	if err != nil || reply.Plan != nil || len(reply.Fetches)+len(reply.Stuck) > 0 {
 		return
 	}
 	if op, _, err := v.FoundingOperation(); err == nil {
-		reply.Fetches = n.fetchesOf(ctx, v, op)
+		reply.Fetches, reply.Stuck = n.progressOf(ctx, v, op)
 	}
+}
+
+// stuckSince says whether something that an operator has to mend has held a founding
+// up again since a moment.
+func (n *Node) stuckSince(ctx context.Context, v *meta.View, op *meta.Operation, start time.Time) bool {
+	_, stuck := n.progressOf(ctx, v, op)
+	return slices.ContainsFunc(stuck, func(s StuckRestore) bool { return s.Age < time.Since(start) })
 }
 
 func (n *Node) initUntil(ctx context.Context, spec FoundSpec) (*FoundReply, error) {
@@ -212,7 +219,8 @@ func (n *Node) found(spec FoundSpec) error {
 }
 
 // continueFounding records the founding in the system group and waits until
-// its operation has ended or the context does; asking again goes on from there.
+// its operation has ended, the context does, or a restore is stuck; asking again goes
+// on from there.
 func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*FoundReply, error) {
 	s, err := n.waitFounded(ctx)
 	if err != nil {
@@ -223,6 +231,7 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 		return nil, err
 	}
 	reply := &FoundReply{Cluster: n.Identity().Cluster, Operation: fmt.Sprint(op.ID), Phase: op.Phase, Resumed: resumed}
+	start := time.Now()
 	for {
 		v, err := s.view()
 		if err != nil {
@@ -235,7 +244,14 @@ func (n *Node) continueFounding(ctx context.Context, want meta.FoundingSpec) (*F
 			}
 		}
 		rev = max(rev, v.Revision())
-		if err := s.store.WaitForRevision(ctx, rev+1); err != nil {
+		wait, cancel := ctx, context.CancelFunc(func() {})
+		if want.Restore != nil {
+			wait, cancel = context.WithTimeout(ctx, progressPause)
+		}
+		err = s.store.WaitForRevision(wait, rev+1)
+		look := wait.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err != nil && (!look || n.stuckSince(ctx, v, v.Operation(op.ID), start)) {
 			return reply, nil // not done yet: phase and problem say how far it is
 		}
 	}
@@ -519,9 +535,12 @@ func (n *Node) place(ctx context.Context, s *system, op *meta.Operation, spec me
 	var from *snapshot.Checkpoint
 	if spec.Restore != nil {
 		var err error
-		if from, err = n.restoredFrom(ctx, spec.Restore); err != nil {
+		from, err = n.restoredFrom(ctx, spec.Restore)
+		if err != nil {
+			n.restores.note(base.SystemGroup, err, err.Error())
 			return errors.Join(err, n.advance(n.ctx, s, op, op.Phase, err.Error()))
 		}
+		n.restores.note(base.SystemGroup, nil, "")
 		if err := n.restoreStates(ctx, s, from); err != nil {
 			return err
 		}

@@ -22,7 +22,8 @@ func nodeCalls() []struct {
 		Value any
 	}{
 		{"1 admission", admission{Init: spec, Cluster: "c", Node: "n1", Peers: map[base.NodeID]string{"n2": "h:1"}}},
-		{"1 answer", admitted{Reply: &FoundReply{Cluster: "c", Operation: "1", Phase: "done", Resumed: true, Fetches: []ShardFetch{{Group: 1, Due: 2, Here: 1}}}, Disk: "d", Engine: "mem",
+		{"1 answer", admitted{Reply: &FoundReply{Cluster: "c", Operation: "1", Phase: "done", Resumed: true, Fetches: []ShardFetch{{Group: 1, Due: 2, Here: 1}},
+			Stuck: []StuckRestore{{Group: 1, Node: "n1", Fault: "missing", Detail: "d", Age: time.Second}}}, Disk: "d", Engine: "mem",
 			RaftAddr: "r", GRPCAddr: "g", HTTPAddr: "h", Zone: "z"}},
 		{"2 answer", broadcast.Result{Index: 1, Skipped: true, Succeeded: true, FailedCondition: -1, Changed: true, Revision: 2, Clock: 3}},
 		{"3 answer", uint64(7)},
@@ -35,7 +36,7 @@ func nodeCalls() []struct {
 		{"7-8 answer", sizes{A: 1, B: 2}},
 		{"9 body", map[base.GroupID]uint64{0: 1, 5: 2}},
 		{"14 body", progressRequest{Operation: 3}},
-		{"14 answer", []replicaProgress{{Group: 1, Due: 2, Here: 1, Whole: true}}},
+		{"14 answer", []replicaProgress{{Group: 1, Due: 2, Here: 1, Whole: true, Stuck: &StuckRestore{Group: 1, Node: "n1", Fault: "missing", Detail: "d", Age: time.Second}}}},
 		{"10 body", rejoinRequest{Node: "n1", Disk: "d", Generation: 2}},
 	}
 }

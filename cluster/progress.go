@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -158,6 +159,8 @@ type replicaProgress struct {
 	Due   int64        `json:"due,omitempty"`
 	Here  int64        `json:"here,omitempty"`
 	Whole bool         `json:"whole,omitempty"`
+	// Stuck is what an operator has to mend, nil if nothing is known.
+	Stuck *StuckRestore `json:"stuck,omitempty"`
 }
 
 func (n *Node) serveProgress(_ context.Context, _ base.NodeID, req []byte) ([]byte, error) {
@@ -190,6 +193,9 @@ func (n *Node) ownProgress(operation uint64) []replicaProgress {
 			for _, r := range n.runningReplicas() {
 				at(r.id).Whole = true // what it is made of is behind it
 			}
+			n.restores.stuck(func(g base.GroupID, f *failedSeed) {
+				at(g).Stuck = &StuckRestore{Group: g, Node: n.opts.NodeID, Fault: f.fault, Detail: f.text, Age: time.Since(f.at)}
+			})
 		}
 	}
 	out := make([]replicaProgress, 0, len(of))
@@ -203,15 +209,13 @@ func (n *Node) ownProgress(operation uint64) []replicaProgress {
 // heardProgress is what nodes say of their replicas.
 type heardProgress map[base.NodeID]map[base.GroupID]replicaProgress
 
-// askProgress asks the nodes that hold shards, as far as they seem to live.
+// askProgress asks the members, as far as they seem to live.
 func (n *Node) askProgress(ctx context.Context, v *meta.View, operation uint64) heardProgress {
 	ctx, cancel := context.WithTimeout(ctx, progressPatience)
 	defer cancel()
 	nodes := map[base.NodeID]bool{}
-	for _, rec := range v.Shards() {
-		for _, rep := range rec.Replicas {
-			nodes[rep.Node] = true
-		}
+	for _, rec := range v.Nodes() {
+		nodes[rec.ID] = rec.State == meta.NodeMember
 	}
 	alive, msg := n.alive(), encodeProgressRequest(operation)
 	out := heardProgress{}
@@ -226,12 +230,9 @@ func (n *Node) askProgress(ctx context.Context, v *meta.View, operation uint64) 
 		defer mu.Unlock()
 		out[node] = of
 	}
-	for node := range nodes {
-		if node == n.opts.NodeID {
-			hear(node, n.ownProgress(operation))
-			continue
-		}
-		if !alive[node] {
+	hear(n.opts.NodeID, n.ownProgress(operation))
+	for node, member := range nodes {
+		if node == n.opts.NodeID || !member || !alive[node] {
 			continue
 		}
 		wg.Go(func() {
@@ -314,21 +315,32 @@ func (n *Node) restoreFetches(ctx context.Context, v *meta.View, from *meta.Foun
 	return out
 }
 
-// fetchesOf is how far an operation is that has replicas bring files here; nil of any
-// other.
-func (n *Node) fetchesOf(ctx context.Context, v *meta.View, op *meta.Operation) []ShardFetch {
+// progressOf is how far an operation is that has replicas bring files here, and what
+// a restore is stuck for; nothing of any other.
+func (n *Node) progressOf(ctx context.Context, v *meta.View, op *meta.Operation) (fetches []ShardFetch, stuck []StuckRestore) {
 	if op == nil || op.Finished() {
-		return nil
+		return nil, nil
 	}
 	if r := v.Rollback(op.ID); r != nil {
-		return rollbackFetches(v, r, n.askProgress(ctx, v, op.ID))
+		return rollbackFetches(v, r, n.askProgress(ctx, v, op.ID)), nil
 	}
 	from := v.RestoreUnderWay()
 	if from == nil {
-		return nil
+		return nil, nil
 	}
 	if f, _, err := v.FoundingOperation(); err != nil || f.ID != op.ID {
-		return nil
+		return nil, nil
 	}
-	return n.restoreFetches(ctx, v, from, n.askProgress(ctx, v, op.ID))
+	heard := n.askProgress(ctx, v, op.ID)
+	for _, of := range heard {
+		for _, p := range of {
+			if p.Stuck != nil {
+				stuck = append(stuck, *p.Stuck)
+			}
+		}
+	}
+	slices.SortFunc(stuck, func(a, b StuckRestore) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Node, b.Node))
+	})
+	return n.restoreFetches(ctx, v, from, heard), stuck
 }

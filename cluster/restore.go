@@ -28,13 +28,65 @@ import (
 type restorePlans struct {
 	sync.Mutex
 	looks map[string]*restoreLook
-	// failed are the replicas that could not be made of the checkpoint.
+	// failed are the replicas that could not be made of the checkpoint; of the system
+	// group it is that the founder could not read it.
 	failed map[base.GroupID]failedSeed
 }
+
+// stuckAfter is how many attempts in a row have to find something missing or damaged
+// before an operator is told: a body may be damaged on its way.
+const stuckAfter = 3
 
 type failedSeed struct {
 	at time.Time
 	notSeeded
+	// fault is what is wrong with the checkpoint, empty for what may be better by
+	// itself; row is in how many attempts in a row something was.
+	fault snapshot.Fault
+	row   int
+}
+
+// faultOf says what is wrong with a checkpoint that cannot be read for this error.
+func faultOf(err error) snapshot.Fault {
+	switch {
+	case errors.Is(err, base.ErrNotFound):
+		return snapshot.FaultMissing
+	case errors.Is(err, base.ErrCorrupt):
+		return snapshot.FaultDamaged
+	case errors.Is(err, base.ErrIdentity), errors.Is(err, base.ErrFormatVersion):
+		return snapshot.FaultForeign
+	}
+	return ""
+}
+
+// note keeps why a shard is not made of the checkpoint yet; nil that it is.
+func (p *restorePlans) note(g base.GroupID, err error, text string) *notSeeded {
+	p.Lock()
+	defer p.Unlock()
+	if err == nil {
+		delete(p.failed, g)
+		return nil
+	}
+	if p.failed == nil {
+		p.failed = map[base.GroupID]failedSeed{}
+	}
+	f := failedSeed{at: time.Now(), notSeeded: notSeeded{text}, fault: faultOf(err)}
+	if f.fault != "" {
+		f.row = p.failed[g].row + 1
+	}
+	p.failed[g] = f
+	return &f.notSeeded
+}
+
+// stuck calls fn for what an operator has to mend.
+func (p *restorePlans) stuck(fn func(base.GroupID, *failedSeed)) {
+	p.Lock()
+	defer p.Unlock()
+	for g, f := range p.failed {
+		if f.row >= stuckAfter {
+			fn(g, &f)
+		}
+	}
 }
 
 type restoreLook struct {

@@ -161,16 +161,11 @@ func (r *replica) seed(rec *meta.Shard, self meta.Replica) error {
 	}
 	problem := fmt.Sprintf("shard %s on node %s: ", r.id, r.opts.NodeID)
 	if err := r.buildSeed(r.ctx, op.ID, rec, spec); err != nil {
-		why := notSeeded{fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err)}
-		failed.Lock()
-		if failed.failed == nil {
-			failed.failed = map[base.GroupID]failedSeed{}
-		}
-		failed.failed[r.id] = failedSeed{time.Now(), why}
-		failed.Unlock()
+		why := failed.note(r.id, err, fmt.Sprintf("restoring from checkpoint %s: %v", spec.Restore.Key, err))
 		r.node.noteRestore(problem, err.Error())
-		return &why
+		return why
 	}
+	failed.note(r.id, nil, "")
 	r.node.noteRestore(problem, "")
 	r.logger.Info("restored from a checkpoint", "checkpoint", spec.Restore.Key, "index", rec.Seed.Index, "took", time.Since(start))
 	return nil

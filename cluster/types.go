@@ -8,6 +8,7 @@ import (
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/keygroup"
 	"github.com/keelstate/keelstate/raftfsm"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // Route says which shard a request is meant for, under which version of the
@@ -126,8 +127,23 @@ type FoundReply struct {
 	// Fetches is how far the shards are with the files of the checkpoint that is
 	// restored; empty once the founding has ended.
 	Fetches []ShardFetch `json:"fetches,omitempty"`
+	// Stuck is what is wrong with that checkpoint, so that the restore cannot end
+	// before somebody has mended it. The nodes go on trying.
+	Stuck []StuckRestore `json:"stuck,omitempty"`
 	// Plan is set for a dry run, and nothing else.
 	Plan *RestorePlan `json:"-"`
+}
+
+// StuckRestore is what holds a restore up until somebody mends it.
+type StuckRestore struct {
+	// Group is the shard that is to be made; the system group: `_metadata`.
+	Group base.GroupID   `json:"group"`
+	Node  base.NodeID    `json:"node"`
+	Fault snapshot.Fault `json:"fault"`
+	// Detail names the object.
+	Detail string `json:"detail"`
+	// Age is how long ago it was last found to be so.
+	Age time.Duration `json:"ageNs"`
 }
 
 // RestorePlan says what founding a cluster with a checkpoint would do.

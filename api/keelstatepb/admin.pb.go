@@ -441,14 +441,17 @@ func (x *RestoreSource) GetHow() string {
 }
 
 type InitClusterResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
-	OperationId   string                 `protobuf:"bytes,2,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
-	Phase         string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"` // "done" when the cluster serves
-	Resumed       bool                   `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
-	Problem       string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // what a founding that is not done waits for, in words
-	Plan          *RestorePlan           `protobuf:"bytes,6,opt,name=plan,proto3" json:"plan,omitempty"`       // of a dry run, and nothing else
-	Fetches       []*ShardFetch          `protobuf:"bytes,7,rep,name=fetches,proto3" json:"fetches,omitempty"` // of a restore that is not done
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	OperationId string                 `protobuf:"bytes,2,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	Phase       string                 `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"` // "done" when the cluster serves
+	Resumed     bool                   `protobuf:"varint,4,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	Problem     string                 `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"` // what a founding that is not done waits for, in words
+	Plan        *RestorePlan           `protobuf:"bytes,6,opt,name=plan,proto3" json:"plan,omitempty"`       // of a dry run, and nothing else
+	Fetches     []*ShardFetch          `protobuf:"bytes,7,rep,name=fetches,proto3" json:"fetches,omitempty"` // of a restore that is not done
+	// What is wrong with the checkpoint that is restored, so that the restore is stuck
+	// until somebody has mended it. The nodes go on trying.
+	Stuck         []*StuckRestore `protobuf:"bytes,8,rep,name=stuck,proto3" json:"stuck,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -532,6 +535,89 @@ func (x *InitClusterResponse) GetFetches() []*ShardFetch {
 	return nil
 }
 
+func (x *InitClusterResponse) GetStuck() []*StuckRestore {
+	if x != nil {
+		return x.Stuck
+	}
+	return nil
+}
+
+type StuckRestore struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"` // that is to be made; 0: the checkpoint's _metadata
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Fault         string                 `protobuf:"bytes,3,opt,name=fault,proto3" json:"fault,omitempty"`               // missing, damaged or foreign
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`             // names the object
+	AgeMs         uint64                 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"` // how long ago it was last found to be so
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StuckRestore) Reset() {
+	*x = StuckRestore{}
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StuckRestore) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StuckRestore) ProtoMessage() {}
+
+func (x *StuckRestore) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StuckRestore.ProtoReflect.Descriptor instead.
+func (*StuckRestore) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *StuckRestore) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *StuckRestore) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *StuckRestore) GetFault() string {
+	if x != nil {
+		return x.Fault
+	}
+	return ""
+}
+
+func (x *StuckRestore) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *StuckRestore) GetAgeMs() uint64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
 // ShardFetch is how far the replicas of a shard are with the files that an operation
 // has them bring beside what they have.
 type ShardFetch struct {
@@ -545,7 +631,7 @@ type ShardFetch struct {
 
 func (x *ShardFetch) Reset() {
 	*x = ShardFetch{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +643,7 @@ func (x *ShardFetch) String() string {
 func (*ShardFetch) ProtoMessage() {}
 
 func (x *ShardFetch) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[6]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +656,7 @@ func (x *ShardFetch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardFetch.ProtoReflect.Descriptor instead.
 func (*ShardFetch) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ShardFetch) GetShard() uint64 {
@@ -602,7 +688,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -614,7 +700,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[7]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -627,7 +713,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 type GroupStatus struct {
@@ -655,7 +741,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -667,7 +753,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[8]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -680,7 +766,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GroupStatus) GetGroup() uint64 {
@@ -810,7 +896,7 @@ type NodeStatusRequest struct {
 
 func (x *NodeStatusRequest) Reset() {
 	*x = NodeStatusRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -822,7 +908,7 @@ func (x *NodeStatusRequest) String() string {
 func (*NodeStatusRequest) ProtoMessage() {}
 
 func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[9]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -835,7 +921,7 @@ func (x *NodeStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusRequest.ProtoReflect.Descriptor instead.
 func (*NodeStatusRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type NodeStatusResponse struct {
@@ -855,7 +941,7 @@ type NodeStatusResponse struct {
 
 func (x *NodeStatusResponse) Reset() {
 	*x = NodeStatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +953,7 @@ func (x *NodeStatusResponse) String() string {
 func (*NodeStatusResponse) ProtoMessage() {}
 
 func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[10]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +966,7 @@ func (x *NodeStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStatusResponse.ProtoReflect.Descriptor instead.
 func (*NodeStatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeStatusResponse) GetNode() *Node {
@@ -960,7 +1046,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1058,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[11]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1071,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -1040,7 +1126,7 @@ type UnreachableNode struct {
 
 func (x *UnreachableNode) Reset() {
 	*x = UnreachableNode{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1138,7 @@ func (x *UnreachableNode) String() string {
 func (*UnreachableNode) ProtoMessage() {}
 
 func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[12]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1151,7 @@ func (x *UnreachableNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnreachableNode.ProtoReflect.Descriptor instead.
 func (*UnreachableNode) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UnreachableNode) GetId() string {
@@ -1092,7 +1178,7 @@ type TransferLeaderRequest struct {
 
 func (x *TransferLeaderRequest) Reset() {
 	*x = TransferLeaderRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1190,7 @@ func (x *TransferLeaderRequest) String() string {
 func (*TransferLeaderRequest) ProtoMessage() {}
 
 func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[13]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1203,7 @@ func (x *TransferLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TransferLeaderRequest) GetShard() uint64 {
@@ -1143,7 +1229,7 @@ type TransferLeaderResponse struct {
 
 func (x *TransferLeaderResponse) Reset() {
 	*x = TransferLeaderResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1241,7 @@ func (x *TransferLeaderResponse) String() string {
 func (*TransferLeaderResponse) ProtoMessage() {}
 
 func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[14]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1254,7 @@ func (x *TransferLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeaderResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TransferLeaderResponse) GetLeader() string {
@@ -1187,7 +1273,7 @@ type HashShardRequest struct {
 
 func (x *HashShardRequest) Reset() {
 	*x = HashShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1285,7 @@ func (x *HashShardRequest) String() string {
 func (*HashShardRequest) ProtoMessage() {}
 
 func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[15]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1298,7 @@ func (x *HashShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardRequest.ProtoReflect.Descriptor instead.
 func (*HashShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HashShardRequest) GetShard() uint64 {
@@ -1236,7 +1322,7 @@ type ReplicaHash struct {
 
 func (x *ReplicaHash) Reset() {
 	*x = ReplicaHash{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1334,7 @@ func (x *ReplicaHash) String() string {
 func (*ReplicaHash) ProtoMessage() {}
 
 func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[16]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1347,7 @@ func (x *ReplicaHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaHash.ProtoReflect.Descriptor instead.
 func (*ReplicaHash) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReplicaHash) GetNode() string {
@@ -1317,7 +1403,7 @@ type HashShardResponse struct {
 
 func (x *HashShardResponse) Reset() {
 	*x = HashShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1415,7 @@ func (x *HashShardResponse) String() string {
 func (*HashShardResponse) ProtoMessage() {}
 
 func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[17]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1428,7 @@ func (x *HashShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashShardResponse.ProtoReflect.Descriptor instead.
 func (*HashShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *HashShardResponse) GetShard() uint64 {
@@ -1375,7 +1461,7 @@ type SnapshotShardRequest struct {
 
 func (x *SnapshotShardRequest) Reset() {
 	*x = SnapshotShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1473,7 @@ func (x *SnapshotShardRequest) String() string {
 func (*SnapshotShardRequest) ProtoMessage() {}
 
 func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[18]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1486,7 @@ func (x *SnapshotShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SnapshotShardRequest) GetShard() uint64 {
@@ -1420,7 +1506,7 @@ type SnapshotShardResponse struct {
 
 func (x *SnapshotShardResponse) Reset() {
 	*x = SnapshotShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1518,7 @@ func (x *SnapshotShardResponse) String() string {
 func (*SnapshotShardResponse) ProtoMessage() {}
 
 func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[19]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1531,7 @@ func (x *SnapshotShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotShardResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SnapshotShardResponse) GetIndex() uint64 {
@@ -1471,7 +1557,7 @@ type CompactShardRequest struct {
 
 func (x *CompactShardRequest) Reset() {
 	*x = CompactShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1569,7 @@ func (x *CompactShardRequest) String() string {
 func (*CompactShardRequest) ProtoMessage() {}
 
 func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[20]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1582,7 @@ func (x *CompactShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardRequest.ProtoReflect.Descriptor instead.
 func (*CompactShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CompactShardRequest) GetShard() uint64 {
@@ -1516,7 +1602,7 @@ type CompactShardResponse struct {
 
 func (x *CompactShardResponse) Reset() {
 	*x = CompactShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1528,7 +1614,7 @@ func (x *CompactShardResponse) String() string {
 func (*CompactShardResponse) ProtoMessage() {}
 
 func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[21]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1541,7 +1627,7 @@ func (x *CompactShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompactShardResponse.ProtoReflect.Descriptor instead.
 func (*CompactShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CompactShardResponse) GetBytesBefore() uint64 {
@@ -1567,7 +1653,7 @@ type ScrubShardRequest struct {
 
 func (x *ScrubShardRequest) Reset() {
 	*x = ScrubShardRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1579,7 +1665,7 @@ func (x *ScrubShardRequest) String() string {
 func (*ScrubShardRequest) ProtoMessage() {}
 
 func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[22]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1592,7 +1678,7 @@ func (x *ScrubShardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardRequest.ProtoReflect.Descriptor instead.
 func (*ScrubShardRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ScrubShardRequest) GetShard() uint64 {
@@ -1612,7 +1698,7 @@ type ScrubFinding struct {
 
 func (x *ScrubFinding) Reset() {
 	*x = ScrubFinding{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1710,7 @@ func (x *ScrubFinding) String() string {
 func (*ScrubFinding) ProtoMessage() {}
 
 func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[23]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1723,7 @@ func (x *ScrubFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubFinding.ProtoReflect.Descriptor instead.
 func (*ScrubFinding) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ScrubFinding) GetPart() string {
@@ -1668,7 +1754,7 @@ type ReplicaScrub struct {
 
 func (x *ReplicaScrub) Reset() {
 	*x = ReplicaScrub{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1766,7 @@ func (x *ReplicaScrub) String() string {
 func (*ReplicaScrub) ProtoMessage() {}
 
 func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[24]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1779,7 @@ func (x *ReplicaScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaScrub.ProtoReflect.Descriptor instead.
 func (*ReplicaScrub) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReplicaScrub) GetNode() string {
@@ -1749,7 +1835,7 @@ type ScrubShardResponse struct {
 
 func (x *ScrubShardResponse) Reset() {
 	*x = ScrubShardResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1847,7 @@ func (x *ScrubShardResponse) String() string {
 func (*ScrubShardResponse) ProtoMessage() {}
 
 func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[25]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1860,7 @@ func (x *ScrubShardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubShardResponse.ProtoReflect.Descriptor instead.
 func (*ScrubShardResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ScrubShardResponse) GetShard() uint64 {
@@ -1806,7 +1892,7 @@ type ListOperationsRequest struct {
 
 func (x *ListOperationsRequest) Reset() {
 	*x = ListOperationsRequest{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1818,7 +1904,7 @@ func (x *ListOperationsRequest) String() string {
 func (*ListOperationsRequest) ProtoMessage() {}
 
 func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[26]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1831,7 +1917,7 @@ func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
 func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type Operation struct {
@@ -1850,7 +1936,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1948,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[27]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1961,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Operation) GetId() string {
@@ -1943,7 +2029,7 @@ type ListOperationsResponse struct {
 
 func (x *ListOperationsResponse) Reset() {
 	*x = ListOperationsResponse{}
-	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2041,7 @@ func (x *ListOperationsResponse) String() string {
 func (*ListOperationsResponse) ProtoMessage() {}
 
 func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_admin_proto_msgTypes[28]
+	mi := &file_keelstate_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2054,7 @@ func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
 func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_keelstate_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListOperationsResponse) GetOperations() []*Operation {
@@ -2025,7 +2111,7 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x10\n" +
-	"\x03how\x18\x04 \x01(\tR\x03how\"\x84\x02\n" +
+	"\x03how\x18\x04 \x01(\tR\x03how\"\xb6\x02\n" +
 	"\x13InitClusterResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
@@ -2034,7 +2120,14 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\aresumed\x18\x04 \x01(\bR\aresumed\x12\x18\n" +
 	"\aproblem\x18\x05 \x01(\tR\aproblem\x12-\n" +
 	"\x04plan\x18\x06 \x01(\v2\x19.keelstate.v1.RestorePlanR\x04plan\x122\n" +
-	"\afetches\x18\a \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\"^\n" +
+	"\afetches\x18\a \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\x120\n" +
+	"\x05stuck\x18\b \x03(\v2\x1a.keelstate.v1.StuckRestoreR\x05stuck\"}\n" +
+	"\fStuckRestore\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x14\n" +
+	"\x05fault\x18\x03 \x01(\tR\x05fault\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x15\n" +
+	"\x06age_ms\x18\x05 \x01(\x04R\x05ageMs\"^\n" +
 	"\n" +
 	"ShardFetch\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x1b\n" +
@@ -2173,7 +2266,7 @@ func file_keelstate_v1_admin_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_admin_proto_rawDescData
 }
 
-var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_keelstate_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*InitNode)(nil),               // 0: keelstate.v1.InitNode
 	(*InitClusterRequest)(nil),     // 1: keelstate.v1.InitClusterRequest
@@ -2181,75 +2274,77 @@ var file_keelstate_v1_admin_proto_goTypes = []any{
 	(*RestoredShard)(nil),          // 3: keelstate.v1.RestoredShard
 	(*RestoreSource)(nil),          // 4: keelstate.v1.RestoreSource
 	(*InitClusterResponse)(nil),    // 5: keelstate.v1.InitClusterResponse
-	(*ShardFetch)(nil),             // 6: keelstate.v1.ShardFetch
-	(*StatusRequest)(nil),          // 7: keelstate.v1.StatusRequest
-	(*GroupStatus)(nil),            // 8: keelstate.v1.GroupStatus
-	(*NodeStatusRequest)(nil),      // 9: keelstate.v1.NodeStatusRequest
-	(*NodeStatusResponse)(nil),     // 10: keelstate.v1.NodeStatusResponse
-	(*StatusResponse)(nil),         // 11: keelstate.v1.StatusResponse
-	(*UnreachableNode)(nil),        // 12: keelstate.v1.UnreachableNode
-	(*TransferLeaderRequest)(nil),  // 13: keelstate.v1.TransferLeaderRequest
-	(*TransferLeaderResponse)(nil), // 14: keelstate.v1.TransferLeaderResponse
-	(*HashShardRequest)(nil),       // 15: keelstate.v1.HashShardRequest
-	(*ReplicaHash)(nil),            // 16: keelstate.v1.ReplicaHash
-	(*HashShardResponse)(nil),      // 17: keelstate.v1.HashShardResponse
-	(*SnapshotShardRequest)(nil),   // 18: keelstate.v1.SnapshotShardRequest
-	(*SnapshotShardResponse)(nil),  // 19: keelstate.v1.SnapshotShardResponse
-	(*CompactShardRequest)(nil),    // 20: keelstate.v1.CompactShardRequest
-	(*CompactShardResponse)(nil),   // 21: keelstate.v1.CompactShardResponse
-	(*ScrubShardRequest)(nil),      // 22: keelstate.v1.ScrubShardRequest
-	(*ScrubFinding)(nil),           // 23: keelstate.v1.ScrubFinding
-	(*ReplicaScrub)(nil),           // 24: keelstate.v1.ReplicaScrub
-	(*ScrubShardResponse)(nil),     // 25: keelstate.v1.ScrubShardResponse
-	(*ListOperationsRequest)(nil),  // 26: keelstate.v1.ListOperationsRequest
-	(*Operation)(nil),              // 27: keelstate.v1.Operation
-	(*ListOperationsResponse)(nil), // 28: keelstate.v1.ListOperationsResponse
-	(*Range)(nil),                  // 29: keelstate.v1.Range
-	(*Node)(nil),                   // 30: keelstate.v1.Node
-	(*Topology)(nil),               // 31: keelstate.v1.Topology
+	(*StuckRestore)(nil),           // 6: keelstate.v1.StuckRestore
+	(*ShardFetch)(nil),             // 7: keelstate.v1.ShardFetch
+	(*StatusRequest)(nil),          // 8: keelstate.v1.StatusRequest
+	(*GroupStatus)(nil),            // 9: keelstate.v1.GroupStatus
+	(*NodeStatusRequest)(nil),      // 10: keelstate.v1.NodeStatusRequest
+	(*NodeStatusResponse)(nil),     // 11: keelstate.v1.NodeStatusResponse
+	(*StatusResponse)(nil),         // 12: keelstate.v1.StatusResponse
+	(*UnreachableNode)(nil),        // 13: keelstate.v1.UnreachableNode
+	(*TransferLeaderRequest)(nil),  // 14: keelstate.v1.TransferLeaderRequest
+	(*TransferLeaderResponse)(nil), // 15: keelstate.v1.TransferLeaderResponse
+	(*HashShardRequest)(nil),       // 16: keelstate.v1.HashShardRequest
+	(*ReplicaHash)(nil),            // 17: keelstate.v1.ReplicaHash
+	(*HashShardResponse)(nil),      // 18: keelstate.v1.HashShardResponse
+	(*SnapshotShardRequest)(nil),   // 19: keelstate.v1.SnapshotShardRequest
+	(*SnapshotShardResponse)(nil),  // 20: keelstate.v1.SnapshotShardResponse
+	(*CompactShardRequest)(nil),    // 21: keelstate.v1.CompactShardRequest
+	(*CompactShardResponse)(nil),   // 22: keelstate.v1.CompactShardResponse
+	(*ScrubShardRequest)(nil),      // 23: keelstate.v1.ScrubShardRequest
+	(*ScrubFinding)(nil),           // 24: keelstate.v1.ScrubFinding
+	(*ReplicaScrub)(nil),           // 25: keelstate.v1.ReplicaScrub
+	(*ScrubShardResponse)(nil),     // 26: keelstate.v1.ScrubShardResponse
+	(*ListOperationsRequest)(nil),  // 27: keelstate.v1.ListOperationsRequest
+	(*Operation)(nil),              // 28: keelstate.v1.Operation
+	(*ListOperationsResponse)(nil), // 29: keelstate.v1.ListOperationsResponse
+	(*Range)(nil),                  // 30: keelstate.v1.Range
+	(*Node)(nil),                   // 31: keelstate.v1.Node
+	(*Topology)(nil),               // 32: keelstate.v1.Topology
 }
 var file_keelstate_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: keelstate.v1.InitClusterRequest.nodes:type_name -> keelstate.v1.InitNode
 	3,  // 1: keelstate.v1.RestorePlan.shards:type_name -> keelstate.v1.RestoredShard
-	29, // 2: keelstate.v1.RestoredShard.range:type_name -> keelstate.v1.Range
+	30, // 2: keelstate.v1.RestoredShard.range:type_name -> keelstate.v1.Range
 	4,  // 3: keelstate.v1.RestoredShard.sources:type_name -> keelstate.v1.RestoreSource
-	29, // 4: keelstate.v1.RestoreSource.range:type_name -> keelstate.v1.Range
+	30, // 4: keelstate.v1.RestoreSource.range:type_name -> keelstate.v1.Range
 	2,  // 5: keelstate.v1.InitClusterResponse.plan:type_name -> keelstate.v1.RestorePlan
-	6,  // 6: keelstate.v1.InitClusterResponse.fetches:type_name -> keelstate.v1.ShardFetch
-	29, // 7: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
-	30, // 8: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
-	8,  // 9: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
-	31, // 10: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
-	10, // 11: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
-	12, // 12: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
-	16, // 13: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
-	23, // 14: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
-	24, // 15: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
-	6,  // 16: keelstate.v1.Operation.fetches:type_name -> keelstate.v1.ShardFetch
-	27, // 17: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
-	1,  // 18: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
-	7,  // 19: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
-	9,  // 20: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
-	13, // 21: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
-	15, // 22: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
-	18, // 23: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
-	20, // 24: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
-	22, // 25: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
-	26, // 26: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
-	5,  // 27: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
-	11, // 28: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
-	10, // 29: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
-	14, // 30: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
-	17, // 31: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
-	19, // 32: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
-	21, // 33: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
-	25, // 34: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
-	28, // 35: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
-	27, // [27:36] is the sub-list for method output_type
-	18, // [18:27] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	7,  // 6: keelstate.v1.InitClusterResponse.fetches:type_name -> keelstate.v1.ShardFetch
+	6,  // 7: keelstate.v1.InitClusterResponse.stuck:type_name -> keelstate.v1.StuckRestore
+	30, // 8: keelstate.v1.GroupStatus.range:type_name -> keelstate.v1.Range
+	31, // 9: keelstate.v1.NodeStatusResponse.node:type_name -> keelstate.v1.Node
+	9,  // 10: keelstate.v1.NodeStatusResponse.groups:type_name -> keelstate.v1.GroupStatus
+	32, // 11: keelstate.v1.StatusResponse.topology:type_name -> keelstate.v1.Topology
+	11, // 12: keelstate.v1.StatusResponse.nodes:type_name -> keelstate.v1.NodeStatusResponse
+	13, // 13: keelstate.v1.StatusResponse.unreachable:type_name -> keelstate.v1.UnreachableNode
+	17, // 14: keelstate.v1.HashShardResponse.replicas:type_name -> keelstate.v1.ReplicaHash
+	24, // 15: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
+	25, // 16: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
+	7,  // 17: keelstate.v1.Operation.fetches:type_name -> keelstate.v1.ShardFetch
+	28, // 18: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
+	1,  // 19: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
+	8,  // 20: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
+	10, // 21: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
+	14, // 22: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
+	16, // 23: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
+	19, // 24: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
+	21, // 25: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
+	23, // 26: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
+	27, // 27: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
+	5,  // 28: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
+	12, // 29: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
+	11, // 30: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
+	15, // 31: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
+	18, // 32: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
+	20, // 33: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
+	22, // 34: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
+	26, // 35: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
+	29, // 36: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
+	28, // [28:37] is the sub-list for method output_type
+	19, // [19:28] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_admin_proto_init() }
@@ -2265,7 +2360,7 @@ func file_keelstate_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_admin_proto_rawDesc), len(file_keelstate_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -42,7 +42,16 @@ func (v *adminService) InitCluster(ctx context.Context, r *keelstatepb.InitClust
 		return nil, err
 	}
 	return &keelstatepb.InitClusterResponse{ClusterId: string(reply.Cluster), OperationId: reply.Operation, Phase: reply.Phase,
-		Problem: reply.Problem, Resumed: reply.Resumed, Plan: restorePlan(reply.Plan), Fetches: shardFetches(reply.Fetches)}, nil
+		Problem: reply.Problem, Resumed: reply.Resumed, Plan: restorePlan(reply.Plan), Fetches: shardFetches(reply.Fetches),
+		Stuck: stuckRestores(reply.Stuck)}, nil
+}
+
+func stuckRestores(all []cluster.StuckRestore) []*keelstatepb.StuckRestore {
+	var out []*keelstatepb.StuckRestore
+	for _, s := range all {
+		out = append(out, &keelstatepb.StuckRestore{Shard: uint64(s.Group), Node: string(s.Node), Fault: string(s.Fault), Detail: s.Detail, AgeMs: uint64(s.Age.Milliseconds())})
+	}
+	return out
 }
 
 func shardFetches(all []cluster.ShardFetch) []*keelstatepb.ShardFetch {

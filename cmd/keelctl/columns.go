@@ -22,7 +22,7 @@ const (
 // root. They are known before the command does anything, so that a wrong
 // --columns is refused before a write and not after it (KX5).
 var columns = map[string]string{
-	"cluster init":        "cluster operation phase problem resumed checkpoint from number created keyGroups engine incarnation objects bytes fetchBytes fetchedBytes fetches shards",
+	"cluster init":        "cluster operation phase problem resumed stuck checkpoint from number created keyGroups engine incarnation objects bytes fetchBytes fetchedBytes fetches shards",
 	"cluster status":      "cluster healthy problems revision incarnation keyGroups shards nodes unreachable",
 	"node list":           "id state alive grpc raft http zone",
 	"shard list":          "id lo hi leader replicas epoch birth",

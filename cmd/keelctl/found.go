@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -128,7 +129,9 @@ type founding struct {
 	phase              string // empty while nothing is known
 	problem            string // what the phase waits for
 	fetches            []*keelstatepb.ShardFetch
-	resumed            any // nil while no node has answered the init itself
+	began              time.Time
+	stuck              []*keelstatepb.StuckRestore // since this command began
+	resumed            any                         // nil while no node has answered the init itself
 	asked              bool
 	unknown            bool   // an attempt may have begun to found
 	hint               string // the newest that an error had
@@ -137,14 +140,14 @@ type founding struct {
 func (a *app) initCluster(ctx context.Context, req *keelstatepb.InitClusterRequest) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	f := &founding{app: a, req: req, bar: a.bar()}
+	f := &founding{app: a, req: req, bar: a.bar(), began: time.Now()}
 	defer f.bar.end()
 	for {
 		err := f.ask(ctx)
 		if err != nil && (ctx.Err() == nil && !askAgain(err) || ctx.Err() != nil && f.phase == "") {
 			return f.failed(err)
 		}
-		if f.ended() || ctx.Err() != nil {
+		if f.ended() || len(f.stuck) > 0 || ctx.Err() != nil {
 			return f.report()
 		}
 		select {
@@ -168,6 +171,10 @@ func (f *founding) ask(ctx context.Context) error {
 	if err == nil {
 		f.cluster, f.operation, f.resumed = resp.GetClusterId(), resp.GetOperationId(), resp.GetResumed()
 		f.note(resp.GetPhase(), resp.GetProblem(), resp.GetFetches())
+		// What was found before is not looked at: it may be mended by now.
+		f.stuck = slices.DeleteFunc(resp.GetStuck(), func(s *keelstatepb.StuckRestore) bool {
+			return s.GetAgeMs() >= uint64(time.Since(f.began).Milliseconds())
+		})
 		return nil
 	}
 	var e *keel.Error
@@ -259,13 +266,22 @@ func (f *founding) ended() bool { return f.phase == phaseDone || f.phase == phas
 
 func (f *founding) report() error {
 	f.bar.end()
+	stuck := []record{}
+	for _, s := range f.stuck {
+		stuck = append(stuck, record{{Name: "shard", Value: s.GetShard()}, {Name: "node", Value: s.GetNode()}, {Name: "fault", Value: s.GetFault()}, {Name: "detail", Value: s.GetDetail()}})
+	}
 	err := f.app.printDone("Founding", append(record{{Name: "cluster", Value: f.cluster}, {Name: "operation", Value: f.operation},
-		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed}}, fetchFields(f.fetches)...))
+		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed},
+		{Name: "stuck", Value: stuck, Wide: true}}, fetchFields(f.fetches)...))
 	switch {
 	case err != nil || f.phase == phaseDone:
 		return err
 	case f.phase == phaseFailed:
 		return &unhealthy{"the founding failed: " + f.text()}
+	case len(f.stuck) > 0:
+		s := f.stuck[0]
+		return &unhealthy{fmt.Sprintf("the restore is stuck: something of the checkpoint is %s (node %s: %s). Put the object back as it was, under the same name; the nodes go on trying, and the same command follows them. To restore another checkpoint, stop the nodes and begin with empty data directories",
+			s.GetFault(), s.GetNode(), s.GetDetail())}
 	}
 	return &unhealthy{fmt.Sprintf("the founding goes on (%s); the same command waits for it, and so does: keelctl operation watch %s", f.text(), f.operation)}
 }

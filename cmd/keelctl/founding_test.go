@@ -170,3 +170,43 @@ func (h *half) ListOperations(context.Context, *keelstatepb.ListOperationsReques
 func (h *half) GetTopology(context.Context, *keelstatepb.GetTopologyRequest) (*keelstatepb.Topology, error) {
 	return &keelstatepb.Topology{ClusterId: "c"}, nil
 }
+
+// stuckInit is a node whose restore is stuck, for as long as some calls take.
+type stuckInit struct {
+	keelstatepb.UnimplementedAdminServer
+	age uint64
+}
+
+func (s *stuckInit) InitCluster(context.Context, *keelstatepb.InitClusterRequest) (*keelstatepb.InitClusterResponse, error) {
+	return &keelstatepb.InitClusterResponse{ClusterId: "c", OperationId: "1", Phase: "place", Problem: "shard S1 on node n2: gone",
+		Stuck: []*keelstatepb.StuckRestore{{Shard: 1, Node: "n2", Fault: "missing", Detail: "object c/abc.1", AgeMs: s.age}}}, nil
+}
+
+// A restore that is stuck ends the init with 6, what is wrong and what to do; not by
+// what was found before the command began.
+func TestInitEndsWithARestoreThatIsStuck(t *testing.T) {
+	line := []string{"cluster", "init", "--nodes", "n1=h:1", "--restore", "c/1", "--wait", "2s", "-o", "json"}
+	type founded struct {
+		Phase string
+		Stuck []struct {
+			Shard               int
+			Node, Fault, Detail string
+		}
+	}
+	run := func(age uint64) (code int, f founded, stderr string) {
+		t.Helper()
+		code, stdout, stderr := keelctl(serveAdmin(t, &stuckInit{age: age}), line...)
+		if err := json.Unmarshal([]byte(stdout), &f); err != nil {
+			t.Fatalf("exit %d, %v in %q, %s", code, err, stdout, stderr)
+		}
+		return code, f, stderr
+	}
+	code, f, stderr := run(0)
+	if code != exitUnhealthy || f.Phase != "place" || len(f.Stuck) != 1 || f.Stuck[0].Fault != "missing" || f.Stuck[0].Node != "n2" ||
+		!strings.Contains(stderr, "object c/abc.1") || !strings.Contains(stderr, "Put the object back") {
+		t.Errorf("exit %d, %+v, %s", code, f, stderr)
+	}
+	if code, f, stderr := run(60_000); code != exitUnhealthy || len(f.Stuck) != 0 || !strings.Contains(stderr, "goes on") {
+		t.Errorf("of old: exit %d, %+v, %s", code, f, stderr)
+	}
+}
