@@ -8,6 +8,7 @@ import (
 	"github.com/keelstate/keelstate/objectstore"
 	storefault "github.com/keelstate/keelstate/objectstore/fault"
 	"github.com/keelstate/keelstate/objectstore/file"
+	"github.com/keelstate/keelstate/objectstore/retry"
 )
 
 // objects is the object store of a simulated cluster: files that lose nothing,
@@ -29,11 +30,14 @@ func newObjects(w *world) (*objects, error) {
 	return &objects{w: w, files: files}, nil
 }
 
-// store is what the nodes get.
-func (o *objects) store() objectstore.Store { return storefault.Wrap(o.files, o.fault) }
+// store is what a node gets, with the retries that real ones have.
+func (o *objects) store() objectstore.Store {
+	return retry.Wrap(storefault.Wrap(o.files, o.fault), retry.Options{Budget: retry.DefaultBudget()})
+}
 
-// fault chooses what happens to one call. No answer lies: bytes that were changed
-// would be damage, which ends a rollback for good.
+// fault chooses what happens to one call. No answer lies: bytes that were changed, or
+// a short body that is said to be whole, would be damage, which ends a rollback for
+// good.
 func (o *objects) fault(op storefault.Op, _ string) storefault.Fault {
 	o.mu.Lock()
 	share, slow := o.share, o.slow
@@ -51,7 +55,7 @@ func (o *objects) fault(op storefault.Op, _ string) storefault.Fault {
 	case k == 1:
 		f.Err = storefault.Trouble("SlowDown")
 	case op == storefault.OpGet:
-		f.Body = storefault.Body{Kind: []storefault.BodyKind{storefault.BodyCut, storefault.BodyBroken}[k-2], At: int64(o.w.intN(4096))}
+		f.Body = storefault.Body{Kind: storefault.BodyBroken, At: int64(o.w.intN(4096))}
 	default:
 		f.After = storefault.Trouble("the answer was lost")
 	}

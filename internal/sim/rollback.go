@@ -176,14 +176,19 @@ func (n *nemesis) rollBack(r *Report) bool {
 	n.faults["rollback"]++
 	n.trace.note("rollback to checkpoint %d of era %d, asked for at %.3f; leaders %s", to.number, to.era, float64(to.asked)/1e9, n.leaders())
 	late := newClient(n.world, false) // which knows the old incarnation for ever
-	done := n.follow(to.number)
+	done, gone := n.follow(to.number)
 	for range 1 + n.rng.IntN(3) {
 		n.step()
 	}
 	n.heal()
 	began := time.Now()
-	for !done() && time.Since(began) < rollbackLimit && len(n.findings) == 0 {
+	for !done() && !gone() && time.Since(began) < rollbackLimit && len(n.findings) == 0 {
 		n.sleep(200 * time.Millisecond)
+	}
+	if gone() {
+		n.trace.note("checkpoint %d was retired before the rollback began", to.number)
+		n.faults["rollback"]--
+		return n.alive(r)
 	}
 	if !done() || !n.learn(old.incarnation) {
 		n.finding("%v after healing the rollback to checkpoint %d is not done: %s", time.Since(began), to.number, n.dump())
@@ -212,13 +217,14 @@ func (n *nemesis) rollBack(r *Report) bool {
 }
 
 // follow asks for a rollback until a node that has lived all the time says that it
-// is done.
-func (n *nemesis) follow(number uint64) (done func() bool) {
-	var ended atomic.Bool
+// is done, or that the checkpoint is gone and was never gone back to: one that was
+// being made has retired it.
+func (n *nemesis) follow(number uint64) (done, gone func() bool) {
+	var ended, retired, begun atomic.Bool
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	n.background.Go(func() {
 		defer cancel()
-		for ctx.Err() == nil && !ended.Load() {
+		for ctx.Err() == nil && !ended.Load() && !retired.Load() {
 			i := n.intN(n.cfg.Nodes)
 			node, life := n.c.Get(i), n.hosts[i].life.Load()
 			if node != nil && life%2 == 1 {
@@ -227,6 +233,7 @@ func (n *nemesis) follow(number uint64) (done func() bool) {
 					if n.hosts[i].life.Load() != life {
 						return errLost
 					}
+					begun.Store(true)
 					if info.Failed() {
 						n.lapse("the rollback to checkpoint %d was given up: %s", number, info.Error)
 					}
@@ -237,6 +244,12 @@ func (n *nemesis) follow(number uint64) (done func() bool) {
 				})
 				end()
 				n.trace.note("%s says of the rollback: %v", name(i), err)
+				switch {
+				case errors.Is(err, base.ErrNotFound) && !begun.Load():
+					retired.Store(true)
+				case err != nil && base.SentinelOf(err).Outcome != base.OutcomeNotApplied:
+					begun.Store(true) // maybe
+				}
 			}
 			select {
 			case <-ctx.Done():
@@ -244,7 +257,7 @@ func (n *nemesis) follow(number uint64) (done func() bool) {
 			}
 		}
 	})
-	return ended.Load
+	return ended.Load, retired.Load
 }
 
 // learn takes in the incarnation after an old one, and the shards' epochs in it, once
