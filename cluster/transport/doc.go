@@ -25,7 +25,9 @@
 //	     MethodAdmission passes.
 //	TR3  A Raft request is delivered only to the replica id that it means.
 //	TR4  A muted group or node neither delivers nor sends, and an answer that
-//	     was under way when the mute began is dropped as well.
+//	     was under way when the mute began is dropped as well. But an
+//	     InstallSnapshot is refused: its sender would wait for StallTimeout,
+//	     however short the mute, and an error is no contact to raft.
 //	TR5  A slow group, handler, file or large append delays no other lane: every
 //	     queue is bounded, and a full one refuses instead of blocking a reader.
 //	TR6  The answer of a term poll serves only those who asked before the poll

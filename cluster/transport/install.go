@@ -272,6 +272,7 @@ func (c *serverConn) serveInstall(f frame) {
 		return
 	}
 	if g.quiet() {
+		c.replyError(f, g.silenced())
 		return
 	}
 	target, m, manifest, err := decodeInstall(f.body)
@@ -307,15 +308,24 @@ func (c *serverConn) serveInstall(f frame) {
 		c.replyInstallError(g, f, err)
 		return
 	}
-	if !g.quiet() {
-		c.replyRaft(f, h.resp, nil)
+	if g.quiet() {
+		c.replyError(f, g.silenced())
+		return
 	}
+	c.replyRaft(f, h.resp, nil)
 }
 
+// replyInstallError refuses an install. A mute does so too (TR4): nothing but an
+// answer ends the sender's wait before its StallTimeout, long after the mute; an
+// error is no contact to raft.
 func (c *serverConn) replyInstallError(g *Group, f frame, err error) {
-	if !g.quiet() && !errors.Is(err, errConnGone) {
-		c.replyError(f, err)
+	if errors.Is(err, errConnGone) {
+		return
 	}
+	if g.quiet() {
+		err = g.silenced()
+	}
+	c.replyError(f, err)
 }
 
 // errConnGone: there is nobody left to answer.
@@ -334,6 +344,9 @@ func (c *serverConn) await(g *Group, f frame, op *installOp, done <-chan struct{
 		case <-g.done:
 			return g.gone()
 		case <-tick.C:
+			if g.quiet() {
+				return g.silenced() // what it waits for may have been dropped
+			}
 			c.reply(frame{typ: typeInstallProgress, group: f.group, id: f.id}, putU64(beginFrame(8), op.progress.Load()))
 		}
 	}

@@ -242,6 +242,47 @@ func TestInstallStall(t *testing.T) {
 	}
 }
 
+// A mute ends an install at once, wherever it meets it: its sender would wait for
+// StallTimeout, long after the mute (TR4).
+func TestInstallMeetsAMute(t *testing.T) {
+	r := newInstallRig(t)
+	refused := func(when string, sent <-chan error) {
+		t.Helper()
+		select {
+		case err := <-sent:
+			if err == nil || !errors.Is(err, base.ErrNotReady) {
+				t.Errorf("%s: %v", when, err)
+			}
+		case <-time.After(10 * time.Second): // a sixth of StallTimeout
+			t.Fatalf("%s: the sender still waits", when)
+		}
+	}
+	for name, mute := range map[string]func(bool){"group": r.gb.Mute, "node": r.gb.t.Mute} {
+		mute(true)
+		refused(name+" muted before", r.send(5, 10, "m1"))
+		if len(r.entered) > 0 {
+			t.Fatal("a muted replica prepares a snapshot")
+		}
+		mute(false)
+		waiting := r.send(5, 10, "m1")
+		<-r.entered
+		mute(true)
+		refused(name+" muted during the preparation", waiting)
+		r.release <- nil
+		eventually(t, "the preparation to end", func() bool { r.gb.install.mu.Lock(); defer r.gb.install.mu.Unlock(); return r.gb.install.op == nil })
+		mute(false)
+		if len(r.toRaft) > 0 {
+			t.Fatal("raft got a snapshot that was refused")
+		}
+		again := r.send(5, 10, "m1")
+		<-r.entered
+		r.release <- nil
+		if err := <-again; err != nil || <-r.toRaft != "m1" {
+			t.Fatalf("%s: after the mute: %v", name, err)
+		}
+	}
+}
+
 func TestInstallLimits(t *testing.T) {
 	r := newInstallRig(t)
 	req := installRequest(5, 10, "m")
