@@ -225,15 +225,30 @@ func (p *Participant) poll(ctx context.Context, f func(context.Context, keelstat
 	}
 }
 
+// RollBackOption changes how RollBack goes back.
+type RollBackOption func(*keelstatepb.RollBackRequest)
+
+// WithoutPositions goes back also to a checkpoint that may hold writes of a registered
+// participant and has no position of it: that one is given nothing back.
+func WithoutPositions() RollBackOption {
+	return func(r *keelstatepb.RollBackRequest) { r.Force = true }
+}
+
 // RollBack takes the whole cluster back to a completed checkpoint and returns when
 // it serves again. All sessions end, that of this client too: a later write opens
 // another. If the context ends before, the rollback goes on; it may be called again.
-func (c *Client) RollBack(ctx context.Context, number uint64) error {
+// A checkpoint from which a registered participant could not go on is refused with
+// ErrPrecondition, by the names of both and of the newest that has its position.
+func (c *Client) RollBack(ctx context.Context, number uint64, options ...RollBackOption) error {
+	req := &keelstatepb.RollBackRequest{Number: number}
+	for _, o := range options {
+		o(req)
+	}
 	var last *keelstatepb.Rollback
 	err := c.Call(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
 		ctx, stop := context.WithCancel(ctx)
 		defer stop()
-		stream, err := keelstatepb.NewCheckpointsClient(conn).RollBack(ctx, &keelstatepb.RollBackRequest{Number: number})
+		stream, err := keelstatepb.NewCheckpointsClient(conn).RollBack(ctx, req)
 		if err == nil {
 			last, err = stream.Recv()
 		}

@@ -47,6 +47,9 @@ type RollbackInfo struct {
 	Incarnation base.Incarnation
 	// Shards are empty once it has ended.
 	Shards []RollbackShard
+	// Lacked, of a plan, are participants that would be given nothing back though the
+	// checkpoint may hold their writes: such a rollback has to be forced.
+	Lacked []meta.LackedPosition
 
 	revision base.Revision
 	here     int64 // bytes, of all shards
@@ -104,7 +107,7 @@ func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, 
 	if err := meta.CheckRollback(v, number); err != nil {
 		return nil, fmt.Errorf("planning a rollback: %w", err)
 	}
-	info := &RollbackInfo{Checkpoint: number, Incarnation: v.Cluster().Incarnation + 1}
+	info := &RollbackInfo{Checkpoint: number, Incarnation: v.Cluster().Incarnation + 1, Lacked: v.LackedPositions(number)}
 	for _, rec := range v.Shards() {
 		bytes := v.CheckpointShard(number, rec.ID).Report.FullBytes
 		info.Shards = append(info.Shards, n.rollbackShard(rec, &meta.RollbackShard{Bytes: bytes, State: meta.RollbackShardServing}))
@@ -112,21 +115,31 @@ func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, 
 	return info, nil
 }
 
+// RollbackRequest is what a rollback is asked to do.
+type RollbackRequest struct {
+	// Checkpoint is the number of the one to go back to.
+	Checkpoint uint64
+	// Timeout is until when the shards have to be fenced; 0 is the default.
+	Timeout time.Duration
+	// Force goes back though participants that are registered have no position in it.
+	Force bool
+}
+
 // Rollback takes the cluster back to a checkpoint, and calls fn at once and
 // whenever something of it has changed, the last time when it has ended. If a
 // rollback to that checkpoint runs, it is followed; unless shards may have opened, for
 // what was written there since is to go as well: then its end is waited for, and
-// another one begins. It goes on if ctx ends or fn fails. A timeout of 0 is the
-// default; it counts until the shards are fenced.
-func (n *Node) Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*RollbackInfo) error) error {
+// another one begins. It goes on if ctx ends or fn fails. base.ErrPrecondition says
+// that a participant has no position in the checkpoint that may hold its writes.
+func (n *Node) Rollback(ctx context.Context, req RollbackRequest, fn func(*RollbackInfo) error) error {
 	s, err := n.objects()
 	if err != nil {
 		return err
 	}
-	if timeout <= 0 {
-		timeout = rollbackTimeout
+	if req.Timeout <= 0 {
+		req.Timeout = rollbackTimeout
 	}
-	id, err := n.startRollback(ctx, s, number, uint64(timeout.Milliseconds()))
+	id, err := n.startRollback(ctx, s, meta.RollbackStart{Checkpoint: req.Checkpoint, TimeoutMs: uint64(req.Timeout.Milliseconds()), Force: req.Force})
 	if err != nil {
 		return fmt.Errorf("starting a rollback: %w", err)
 	}
@@ -134,19 +147,19 @@ func (n *Node) Rollback(ctx context.Context, number uint64, timeout time.Duratio
 }
 
 // startRollback starts a rollback, or finds the one that the request is one with.
-func (n *Node) startRollback(ctx context.Context, s *system, number, timeoutMs uint64) (id uint64, err error) {
+func (n *Node) startRollback(ctx context.Context, s *system, start meta.RollbackStart) (id uint64, err error) {
 	for {
 		changed := n.changes.wait()
 		opening := uint64(0)
 		_, err := s.update(ctx, func(v *meta.View) (broadcast.Txn, error) {
 			opening = 0
-			if r := v.RunningRollback(); r != nil && r.Checkpoint == number {
+			if r := v.RunningRollback(); r != nil && r.Checkpoint == start.Checkpoint {
 				if id = r.ID; !r.Opening() {
 					return broadcast.Txn{}, nil
 				}
 				opening = r.ID
 			}
-			txn, op, err := meta.StartRollbackTxn(v, n.wallMs(), number, timeoutMs)
+			txn, op, err := meta.StartRollbackTxn(v, n.wallMs(), start)
 			if err == nil {
 				id = op.ID
 			}

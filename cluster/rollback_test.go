@@ -64,7 +64,7 @@ func (k *rollingKit) more() {
 // back rolls the cluster back by way of a node and returns how it ended.
 func (k *rollingKit) back(node int, number uint64, each func(*cluster.RollbackInfo)) (*cluster.RollbackInfo, error) {
 	var last *cluster.RollbackInfo
-	err := k.Node(node).Rollback(k.ctx(), number, time.Minute, func(i *cluster.RollbackInfo) error {
+	err := k.Node(node).Rollback(k.ctx(), cluster.RollbackRequest{Checkpoint: number, Timeout: time.Minute}, func(i *cluster.RollbackInfo) error {
 		last = i
 		if each != nil {
 			each(i)

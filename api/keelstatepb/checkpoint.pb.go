@@ -1756,10 +1756,14 @@ func (*DeleteCheckpointResponse) Descriptor() ([]byte, []int) {
 }
 
 type RollBackRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // of the checkpoint
-	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
-	TimeoutMs     uint64                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // until shards stop their writes; 0 for the default
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Number    uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // of the checkpoint
+	DryRun    bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	TimeoutMs uint64                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // until shards stop their writes; 0 for the default
+	// Go back though registered participants have no position in the checkpoint, which
+	// may hold their writes: they are given nothing back. Else that is refused as
+	// precondition_failed.
+	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1815,6 +1819,75 @@ func (x *RollBackRequest) GetTimeoutMs() uint64 {
 	return 0
 }
 
+func (x *RollBackRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// LackedPosition is a participant without a position in a checkpoint that may hold
+// its writes.
+type LackedPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Participant   string                 `protobuf:"bytes,1,opt,name=participant,proto3" json:"participant,omitempty"`
+	Alive         bool                   `protobuf:"varint,2,opt,name=alive,proto3" json:"alive,omitempty"`   // takes part in checkpoints
+	Newest        uint64                 `protobuf:"varint,3,opt,name=newest,proto3" json:"newest,omitempty"` // checkpoint with its position, 0 for none that is kept
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LackedPosition) Reset() {
+	*x = LackedPosition{}
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LackedPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LackedPosition) ProtoMessage() {}
+
+func (x *LackedPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LackedPosition.ProtoReflect.Descriptor instead.
+func (*LackedPosition) Descriptor() ([]byte, []int) {
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *LackedPosition) GetParticipant() string {
+	if x != nil {
+		return x.Participant
+	}
+	return ""
+}
+
+func (x *LackedPosition) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+func (x *LackedPosition) GetNewest() uint64 {
+	if x != nil {
+		return x.Newest
+	}
+	return 0
+}
+
 type RollbackShard struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Shard         uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
@@ -1833,7 +1906,7 @@ type RollbackShard struct {
 
 func (x *RollbackShard) Reset() {
 	*x = RollbackShard{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +1918,7 @@ func (x *RollbackShard) String() string {
 func (*RollbackShard) ProtoMessage() {}
 
 func (x *RollbackShard) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[27]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +1931,7 @@ func (x *RollbackShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RollbackShard.ProtoReflect.Descriptor instead.
 func (*RollbackShard) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{27}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RollbackShard) GetShard() uint64 {
@@ -1940,13 +2013,14 @@ type Rollback struct {
 	Error         string                 `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`              // why it failed
 	Incarnation   uint64                 `protobuf:"varint,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the cluster afterwards
 	Shards        []*RollbackShard       `protobuf:"bytes,7,rep,name=shards,proto3" json:"shards,omitempty"`            // none once it has ended
+	Lacked        []*LackedPosition      `protobuf:"bytes,8,rep,name=lacked,proto3" json:"lacked,omitempty"`            // of a plan: without force it would be refused
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rollback) Reset() {
 	*x = Rollback{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2032,7 @@ func (x *Rollback) String() string {
 func (*Rollback) ProtoMessage() {}
 
 func (x *Rollback) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[28]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2045,7 @@ func (x *Rollback) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rollback.ProtoReflect.Descriptor instead.
 func (*Rollback) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{28}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Rollback) GetOperation() uint64 {
@@ -2023,6 +2097,13 @@ func (x *Rollback) GetShards() []*RollbackShard {
 	return nil
 }
 
+func (x *Rollback) GetLacked() []*LackedPosition {
+	if x != nil {
+		return x.Lacked
+	}
+	return nil
+}
+
 type GetRollbackRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Operation     uint64                 `protobuf:"varint,1,opt,name=operation,proto3" json:"operation,omitempty"` // 0 for the one that runs
@@ -2032,7 +2113,7 @@ type GetRollbackRequest struct {
 
 func (x *GetRollbackRequest) Reset() {
 	*x = GetRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2125,7 @@ func (x *GetRollbackRequest) String() string {
 func (*GetRollbackRequest) ProtoMessage() {}
 
 func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[29]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2138,7 @@ func (x *GetRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRollbackRequest.ProtoReflect.Descriptor instead.
 func (*GetRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{29}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetRollbackRequest) GetOperation() uint64 {
@@ -2075,7 +2156,7 @@ type AbortRollbackRequest struct {
 
 func (x *AbortRollbackRequest) Reset() {
 	*x = AbortRollbackRequest{}
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2087,7 +2168,7 @@ func (x *AbortRollbackRequest) String() string {
 func (*AbortRollbackRequest) ProtoMessage() {}
 
 func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[30]
+	mi := &file_keelstate_v1_checkpoint_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2100,7 +2181,7 @@ func (x *AbortRollbackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRollbackRequest.ProtoReflect.Descriptor instead.
 func (*AbortRollbackRequest) Descriptor() ([]byte, []int) {
-	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{30}
+	return file_keelstate_v1_checkpoint_proto_rawDescGZIP(), []int{31}
 }
 
 var File_keelstate_v1_checkpoint_proto protoreflect.FileDescriptor
@@ -2244,12 +2325,17 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x17DeleteCheckpointRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1c\n" +
 	"\tsavepoint\x18\x02 \x01(\bR\tsavepoint\"\x1a\n" +
-	"\x18DeleteCheckpointResponse\"a\n" +
+	"\x18DeleteCheckpointResponse\"w\n" +
 	"\x0fRollBackRequest\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\"\xa2\x02\n" +
+	"timeout_ms\x18\x03 \x01(\x04R\ttimeoutMs\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"`\n" +
+	"\x0eLackedPosition\x12 \n" +
+	"\vparticipant\x18\x01 \x01(\tR\vparticipant\x12\x14\n" +
+	"\x05alive\x18\x02 \x01(\bR\x05alive\x12\x16\n" +
+	"\x06newest\x18\x03 \x01(\x04R\x06newest\"\xa2\x02\n" +
 	"\rRollbackShard\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12)\n" +
 	"\x05range\x18\x02 \x01(\v2\x13.keelstate.v1.RangeR\x05range\x12\x14\n" +
@@ -2262,7 +2348,7 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\tdue_bytes\x18\t \x01(\x04R\bdueBytes\x12\x1d\n" +
 	"\n" +
 	"here_bytes\x18\n" +
-	" \x01(\x04R\thereBytes\"\xd9\x01\n" +
+	" \x01(\x04R\thereBytes\"\x8f\x02\n" +
 	"\bRollback\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\x04R\toperation\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x14\n" +
@@ -2270,7 +2356,8 @@ const file_keelstate_v1_checkpoint_proto_rawDesc = "" +
 	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x14\n" +
 	"\x05error\x18\x05 \x01(\tR\x05error\x12 \n" +
 	"\vincarnation\x18\x06 \x01(\x04R\vincarnation\x123\n" +
-	"\x06shards\x18\a \x03(\v2\x1b.keelstate.v1.RollbackShardR\x06shards\"2\n" +
+	"\x06shards\x18\a \x03(\v2\x1b.keelstate.v1.RollbackShardR\x06shards\x124\n" +
+	"\x06lacked\x18\b \x03(\v2\x1c.keelstate.v1.LackedPositionR\x06lacked\"2\n" +
 	"\x12GetRollbackRequest\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\x04R\toperation\"\x16\n" +
 	"\x14AbortRollbackRequest2\xeb\n" +
@@ -2304,7 +2391,7 @@ func file_keelstate_v1_checkpoint_proto_rawDescGZIP() []byte {
 	return file_keelstate_v1_checkpoint_proto_rawDescData
 }
 
-var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_keelstate_v1_checkpoint_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_keelstate_v1_checkpoint_proto_goTypes = []any{
 	(*RegisterParticipantRequest)(nil),    // 0: keelstate.v1.RegisterParticipantRequest
 	(*RegisterParticipantResponse)(nil),   // 1: keelstate.v1.RegisterParticipantResponse
@@ -2333,59 +2420,61 @@ var file_keelstate_v1_checkpoint_proto_goTypes = []any{
 	(*DeleteCheckpointRequest)(nil),       // 24: keelstate.v1.DeleteCheckpointRequest
 	(*DeleteCheckpointResponse)(nil),      // 25: keelstate.v1.DeleteCheckpointResponse
 	(*RollBackRequest)(nil),               // 26: keelstate.v1.RollBackRequest
-	(*RollbackShard)(nil),                 // 27: keelstate.v1.RollbackShard
-	(*Rollback)(nil),                      // 28: keelstate.v1.Rollback
-	(*GetRollbackRequest)(nil),            // 29: keelstate.v1.GetRollbackRequest
-	(*AbortRollbackRequest)(nil),          // 30: keelstate.v1.AbortRollbackRequest
-	(*Range)(nil),                         // 31: keelstate.v1.Range
+	(*LackedPosition)(nil),                // 27: keelstate.v1.LackedPosition
+	(*RollbackShard)(nil),                 // 28: keelstate.v1.RollbackShard
+	(*Rollback)(nil),                      // 29: keelstate.v1.Rollback
+	(*GetRollbackRequest)(nil),            // 30: keelstate.v1.GetRollbackRequest
+	(*AbortRollbackRequest)(nil),          // 31: keelstate.v1.AbortRollbackRequest
+	(*Range)(nil),                         // 32: keelstate.v1.Range
 }
 var file_keelstate_v1_checkpoint_proto_depIdxs = []int32{
 	7,  // 0: keelstate.v1.RegisterParticipantResponse.participant:type_name -> keelstate.v1.Participant
 	7,  // 1: keelstate.v1.ListParticipantsResponse.participants:type_name -> keelstate.v1.Participant
 	8,  // 2: keelstate.v1.Participant.last:type_name -> keelstate.v1.ParticipantPosition
 	9,  // 3: keelstate.v1.Participant.restored:type_name -> keelstate.v1.RestoredPosition
-	31, // 4: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
+	32, // 4: keelstate.v1.CheckpointShard.range:type_name -> keelstate.v1.Range
 	16, // 5: keelstate.v1.Checkpoint.shards:type_name -> keelstate.v1.CheckpointShard
 	8,  // 6: keelstate.v1.Checkpoint.participants:type_name -> keelstate.v1.ParticipantPosition
 	17, // 7: keelstate.v1.ListCheckpointsResponse.checkpoints:type_name -> keelstate.v1.Checkpoint
 	22, // 8: keelstate.v1.VerifyCheckpointProgress.findings:type_name -> keelstate.v1.CheckpointFinding
-	31, // 9: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
-	27, // 10: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
-	15, // 11: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
-	18, // 12: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
-	20, // 13: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
-	21, // 14: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
-	24, // 15: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
-	26, // 16: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
-	29, // 17: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
-	30, // 18: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
-	0,  // 19: keelstate.v1.Checkpoints.RegisterParticipant:input_type -> keelstate.v1.RegisterParticipantRequest
-	2,  // 20: keelstate.v1.Checkpoints.UnregisterParticipant:input_type -> keelstate.v1.UnregisterParticipantRequest
-	4,  // 21: keelstate.v1.Checkpoints.ListParticipants:input_type -> keelstate.v1.ListParticipantsRequest
-	6,  // 22: keelstate.v1.Checkpoints.GetParticipant:input_type -> keelstate.v1.GetParticipantRequest
-	10, // 23: keelstate.v1.Checkpoints.WaitCheckpoint:input_type -> keelstate.v1.WaitCheckpointRequest
-	12, // 24: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:input_type -> keelstate.v1.AcknowledgeCheckpointRequest
-	14, // 25: keelstate.v1.Checkpoints.AwaitCheckpoint:input_type -> keelstate.v1.AwaitCheckpointRequest
-	17, // 26: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
-	19, // 27: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
-	17, // 28: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
-	23, // 29: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
-	25, // 30: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
-	28, // 31: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
-	28, // 32: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
-	28, // 33: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
-	1,  // 34: keelstate.v1.Checkpoints.RegisterParticipant:output_type -> keelstate.v1.RegisterParticipantResponse
-	3,  // 35: keelstate.v1.Checkpoints.UnregisterParticipant:output_type -> keelstate.v1.UnregisterParticipantResponse
-	5,  // 36: keelstate.v1.Checkpoints.ListParticipants:output_type -> keelstate.v1.ListParticipantsResponse
-	7,  // 37: keelstate.v1.Checkpoints.GetParticipant:output_type -> keelstate.v1.Participant
-	11, // 38: keelstate.v1.Checkpoints.WaitCheckpoint:output_type -> keelstate.v1.WaitCheckpointResponse
-	13, // 39: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:output_type -> keelstate.v1.AcknowledgeCheckpointResponse
-	17, // 40: keelstate.v1.Checkpoints.AwaitCheckpoint:output_type -> keelstate.v1.Checkpoint
-	26, // [26:41] is the sub-list for method output_type
-	11, // [11:26] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	32, // 9: keelstate.v1.RollbackShard.range:type_name -> keelstate.v1.Range
+	28, // 10: keelstate.v1.Rollback.shards:type_name -> keelstate.v1.RollbackShard
+	27, // 11: keelstate.v1.Rollback.lacked:type_name -> keelstate.v1.LackedPosition
+	15, // 12: keelstate.v1.Checkpoints.CreateCheckpoint:input_type -> keelstate.v1.CreateCheckpointRequest
+	18, // 13: keelstate.v1.Checkpoints.ListCheckpoints:input_type -> keelstate.v1.ListCheckpointsRequest
+	20, // 14: keelstate.v1.Checkpoints.GetCheckpoint:input_type -> keelstate.v1.GetCheckpointRequest
+	21, // 15: keelstate.v1.Checkpoints.VerifyCheckpoint:input_type -> keelstate.v1.VerifyCheckpointRequest
+	24, // 16: keelstate.v1.Checkpoints.DeleteCheckpoint:input_type -> keelstate.v1.DeleteCheckpointRequest
+	26, // 17: keelstate.v1.Checkpoints.RollBack:input_type -> keelstate.v1.RollBackRequest
+	30, // 18: keelstate.v1.Checkpoints.GetRollback:input_type -> keelstate.v1.GetRollbackRequest
+	31, // 19: keelstate.v1.Checkpoints.AbortRollback:input_type -> keelstate.v1.AbortRollbackRequest
+	0,  // 20: keelstate.v1.Checkpoints.RegisterParticipant:input_type -> keelstate.v1.RegisterParticipantRequest
+	2,  // 21: keelstate.v1.Checkpoints.UnregisterParticipant:input_type -> keelstate.v1.UnregisterParticipantRequest
+	4,  // 22: keelstate.v1.Checkpoints.ListParticipants:input_type -> keelstate.v1.ListParticipantsRequest
+	6,  // 23: keelstate.v1.Checkpoints.GetParticipant:input_type -> keelstate.v1.GetParticipantRequest
+	10, // 24: keelstate.v1.Checkpoints.WaitCheckpoint:input_type -> keelstate.v1.WaitCheckpointRequest
+	12, // 25: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:input_type -> keelstate.v1.AcknowledgeCheckpointRequest
+	14, // 26: keelstate.v1.Checkpoints.AwaitCheckpoint:input_type -> keelstate.v1.AwaitCheckpointRequest
+	17, // 27: keelstate.v1.Checkpoints.CreateCheckpoint:output_type -> keelstate.v1.Checkpoint
+	19, // 28: keelstate.v1.Checkpoints.ListCheckpoints:output_type -> keelstate.v1.ListCheckpointsResponse
+	17, // 29: keelstate.v1.Checkpoints.GetCheckpoint:output_type -> keelstate.v1.Checkpoint
+	23, // 30: keelstate.v1.Checkpoints.VerifyCheckpoint:output_type -> keelstate.v1.VerifyCheckpointProgress
+	25, // 31: keelstate.v1.Checkpoints.DeleteCheckpoint:output_type -> keelstate.v1.DeleteCheckpointResponse
+	29, // 32: keelstate.v1.Checkpoints.RollBack:output_type -> keelstate.v1.Rollback
+	29, // 33: keelstate.v1.Checkpoints.GetRollback:output_type -> keelstate.v1.Rollback
+	29, // 34: keelstate.v1.Checkpoints.AbortRollback:output_type -> keelstate.v1.Rollback
+	1,  // 35: keelstate.v1.Checkpoints.RegisterParticipant:output_type -> keelstate.v1.RegisterParticipantResponse
+	3,  // 36: keelstate.v1.Checkpoints.UnregisterParticipant:output_type -> keelstate.v1.UnregisterParticipantResponse
+	5,  // 37: keelstate.v1.Checkpoints.ListParticipants:output_type -> keelstate.v1.ListParticipantsResponse
+	7,  // 38: keelstate.v1.Checkpoints.GetParticipant:output_type -> keelstate.v1.Participant
+	11, // 39: keelstate.v1.Checkpoints.WaitCheckpoint:output_type -> keelstate.v1.WaitCheckpointResponse
+	13, // 40: keelstate.v1.Checkpoints.AcknowledgeCheckpoint:output_type -> keelstate.v1.AcknowledgeCheckpointResponse
+	17, // 41: keelstate.v1.Checkpoints.AwaitCheckpoint:output_type -> keelstate.v1.Checkpoint
+	27, // [27:42] is the sub-list for method output_type
+	12, // [12:27] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_checkpoint_proto_init() }
@@ -2400,7 +2489,7 @@ func file_keelstate_v1_checkpoint_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_keelstate_v1_checkpoint_proto_rawDesc), len(file_keelstate_v1_checkpoint_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -60,7 +60,7 @@ type Backend interface {
 	DeleteCheckpoint(ctx context.Context, number uint64) error
 	DeleteSavepoint(ctx context.Context, number uint64) error
 	// Rollback starts or joins one and calls fn at once and whenever it has changed.
-	Rollback(ctx context.Context, number uint64, timeout time.Duration, fn func(*cluster.RollbackInfo) error) error
+	Rollback(ctx context.Context, req cluster.RollbackRequest, fn func(*cluster.RollbackInfo) error) error
 	PlanRollback(ctx context.Context, number uint64) (*cluster.RollbackInfo, error)
 	// RollbackStatus shows an operation, or with 0 the one that runs.
 	RollbackStatus(ctx context.Context, operation uint64) (*cluster.RollbackInfo, error)

@@ -30,7 +30,7 @@ func (v *checkpointService) RollBack(r *keelstatepb.RollBackRequest, stream grpc
 		}
 		return stream.Send(rollbackMessage(plan))
 	}
-	err := v.s.backend.Rollback(ctx, r.GetNumber(), time.Duration(r.GetTimeoutMs())*time.Millisecond,
+	err := v.s.backend.Rollback(ctx, cluster.RollbackRequest{Checkpoint: r.GetNumber(), Timeout: time.Duration(r.GetTimeoutMs()) * time.Millisecond, Force: r.GetForce()},
 		func(i *cluster.RollbackInfo) error { return stream.Send(rollbackMessage(i)) })
 	if err != nil && stream.Context().Err() == nil && ctx.Err() != nil {
 		return context.Cause(ctx) // the drain ended it, not the client
@@ -63,6 +63,9 @@ func rollbackMessage(i *cluster.RollbackInfo) *keelstatepb.Rollback {
 			out = append(out, string(n))
 		}
 		return out
+	}
+	for _, p := range i.Lacked {
+		out.Lacked = append(out.Lacked, &keelstatepb.LackedPosition{Participant: p.Participant, Alive: p.Alive, Newest: p.Newest})
 	}
 	for _, s := range i.Shards {
 		out.Shards = append(out.Shards, &keelstatepb.RollbackShard{

@@ -60,4 +60,6 @@
 //	     long as it is open, and is registered by nobody but the next checkpoint that
 //	     is no savepoint, under the same uploader (Prior). Until that has ended it is
 //	     no orphan. Nothing is opened twice.
+//	ME15 A rollback that is not forced begins only where every registered participant
+//	     has its position in the checkpoint, or became known behind its barriers.
 package meta

@@ -58,7 +58,7 @@ func goldenRecords() map[string]struct {
 		"delete-plan": {kindDeletePlan, &DeletePlan{ID: 5, Keys: []string{"00ff/checkpoints/0000000012/_metadata", "00ff/" + sumOf("pack").String() + ".17"}, CreatedMs: 1_700_000_000_003, Why: "checkpoint 12"}},
 		"rollback-shard": {kindRollbackShard, &RollbackShard{Operation: 9, Group: 3, Epoch: 5, Bytes: 700, State: RollbackShardFenced,
 			Prepared: []base.ReplicaID{"n1.1", "n2.4"}, Problem: "node n3: the object store is away", UpdatedMs: 1_700_000_000_004}},
-		"participant":            {kindParticipant, &Participant{ID: "flights", Number: 3, Session: 1<<64 - 2, RegisteredMs: 1_700_000_000_005}},
+		"participant":            {kindParticipant, &Participant{ID: "flights", Number: 3, Session: 1<<64 - 2, RegisteredMs: 1_700_000_000_005, Since: 4}},
 		"checkpoint-participant": {kindPosition, &Position{Checkpoint: 12, Participant: "flights", Registration: 3, Session: 1<<64 - 2, Given: true, Bytes: []byte("row 4711"), UpdatedMs: 1_700_000_000_006}},
 		"restored-position":      {kindRestoredPosition, &RestoredPosition{Participant: "flights", Cluster: "00ff", Checkpoint: 12, Incarnation: 3, Bytes: []byte("row 4711")}},
 	}

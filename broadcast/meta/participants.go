@@ -2,6 +2,7 @@ package meta
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 
 	"github.com/keelstate/keelstate/broadcast"
@@ -29,6 +30,9 @@ type Participant struct {
 	Number       uint64         `json:"number"`
 	Session      base.SessionID `json:"session,string"`
 	RegisteredMs uint64         `json:"registered_ms"`
+	// Since is the number of the oldest checkpoint that may hold what was written under
+	// the name, since it became known; 0: any.
+	Since uint64 `json:"since,omitempty"`
 
 	Revision base.Revision `json:"-"`
 }
@@ -163,9 +167,13 @@ func RegisterTxn(v *View, nowMs uint64, id string, session base.SessionID) (broa
 		rev = was.Revision
 	}
 	number := v.next(counterParticipant)
-	b.advance(v, counterParticipant, number+1)
+	since := v.PassedBarrier() + 1 // what is written from now on is behind those barriers
+	if was != nil {
+		since = was.Since
+	}
+	b.advance(v, counterParticipant, number+1) // no checkpoint starts or is put meanwhile
 	b.expect(idKey(kindSession, uint64(session)), s.Revision)
-	b.replace(kindParticipant, nameKey(kindParticipant, id), rev, Participant{ID: id, Number: number, Session: session, RegisteredMs: nowMs})
+	b.replace(kindParticipant, nameKey(kindParticipant, id), rev, Participant{ID: id, Number: number, Session: session, RegisteredMs: nowMs, Since: since})
 	return b.done()
 }
 
@@ -289,6 +297,46 @@ func (v *View) LastPosition(participant string) *Position {
 		return found == nil
 	})
 	return found
+}
+
+// LackedPosition is a participant whose writes a checkpoint may hold, and that has
+// given it no position.
+type LackedPosition struct {
+	Participant string
+	Alive       bool
+	// Newest is the newest checkpoint with its position, 0 if none is kept.
+	Newest uint64
+}
+
+// LackedPositions returns the registered participants that could not go on from a
+// checkpoint, in the order of their names: its state may hold their writes, and it has
+// no position of theirs.
+func (v *View) LackedPositions(checkpoint uint64) []LackedPosition {
+	var out []LackedPosition
+	for _, p := range v.Participants() {
+		if at := v.Position(checkpoint, p.ID); checkpoint >= p.Since && (at == nil || !at.Given) {
+			out = append(out, LackedPosition{Participant: p.ID, Alive: v.Takes(p), Newest: v.newestWith(p.ID)})
+		}
+	}
+	return out
+}
+
+// newestWith returns the newest checkpoint with the position of a participant, a
+// savepoint only where there is no other; 0 for none.
+func (v *View) newestWith(participant string) uint64 {
+	var newest, saved uint64
+	v.checkpoints.Reverse(func(n uint64, c *Checkpoint) bool {
+		if at := v.Position(n, participant); c.Phase != CheckpointCompleted || at == nil || !at.Given {
+			return true
+		}
+		if c.Savepoint {
+			saved = max(saved, n)
+			return true
+		}
+		newest = n
+		return false
+	})
+	return cmp.Or(newest, saved)
 }
 
 // present returns the position in a checkpoint if that is no abandoned one: behind

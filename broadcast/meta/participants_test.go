@@ -370,3 +370,81 @@ func TestParticipantsModel(t *testing.T) {
 		}
 	})
 }
+
+// tryBack starts a rollback that is not forced.
+func (w *world) tryBack(number uint64, force bool) (broadcast.Txn, error) {
+	txn, _, err := StartRollbackTxn(w.quick(), 1, RollbackStart{Checkpoint: number, TimeoutMs: 1, Force: force})
+	return txn, err
+}
+
+// ME15: what a checkpoint may hold of a participant that has no position in it keeps
+// the cluster from going back there, whether it lives or not, as long as it is known.
+func TestRollbackNeedsThePositionsOfParticipants(t *testing.T) {
+	w := placed(t)
+	before := w.run(0, 9)
+	session := w.register("a")
+	with := w.run(session, 9)
+	w.do(CloseSessionTxn(w.view(), session))
+	without := w.run(0, 9)
+	newest := w.run(0, 9)
+	for _, number := range []uint64{before, with} {
+		if _, err := w.tryBack(number, false); err != nil {
+			t.Errorf("back to checkpoint %d: %v", number, err)
+		}
+	}
+	refuse := func(number uint64, alive bool) {
+		t.Helper()
+		_, err := w.tryBack(number, false)
+		wantField(t, "without its position", err, base.ErrPrecondition, "participant")
+		refusedWith(t, base.ErrPrecondition, fmt.Sprintf("%q and has no position of it; the newest one that has is %d", "a", with), err)
+		if l := w.quick().LackedPositions(number); len(l) != 1 || l[0] != (LackedPosition{Participant: "a", Alive: alive, Newest: with}) {
+			t.Errorf("%+v", l)
+		}
+	}
+	refuse(without, false)
+	refuse(newest, false)
+	if _, err := w.tryBack(without, true); err != nil {
+		t.Errorf("forced: %v", err)
+	}
+	w.register("a") // again: it has been known all the time
+	refuse(newest, true)
+	if l := w.quick().LackedPositions(before); len(l) != 0 {
+		t.Errorf("of before it was known: %+v", l)
+	}
+	late, err := w.tryBack(before, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.register("b")
+	if err := w.try(late); !errors.Is(err, base.ErrPrecondition) {
+		t.Errorf("one came between the view and the start: %v", err)
+	}
+	w.do(UnregisterTxn(w.view(), "a", 0))
+	if txn, err := w.tryBack(without, false); err != nil {
+		t.Errorf("forgotten: %v", err)
+	} else {
+		w.do(txn, nil)
+	}
+}
+
+// A checkpoint that waits when a participant becomes known may hold what that one
+// writes: its barriers are not put yet. One whose barriers are put does not.
+func TestParticipantIsKnownSinceTheBarriers(t *testing.T) {
+	w := placed(t)
+	a := w.register("a")
+	waits := w.start()
+	w.do(RegisterTxn(w.view(), 7, "b", a))
+	w.acknowledge(waits, a)
+	w.do(RegisterTxn(w.view(), 7, "c", a))
+	w.upload(waits, nil, nil)
+	w.complete(waits, 9)
+	var names []string
+	for _, l := range w.view().LackedPositions(waits.Number) {
+		names = append(names, l.Participant)
+	}
+	if strings.Join(names, " ") != "b" {
+		t.Errorf("lacked by %v", names)
+	}
+	_, err := w.tryBack(waits.Number, false)
+	refusedWith(t, base.ErrPrecondition, "none that is kept has", err)
+}

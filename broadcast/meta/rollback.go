@@ -211,15 +211,52 @@ func sameMap(v *View, k *Checkpoint) error {
 	return nil
 }
 
-// StartRollbackTxn begins a rollback; errors are those of CheckRollback. No
-// checkpoint starts while it runs, and the one that it goes back to stays (ME10).
-func StartRollbackTxn(v *View, nowMs, number, timeoutMs uint64) (broadcast.Txn, *Operation, error) {
+// RollbackStart is what a rollback is to be like.
+type RollbackStart struct {
+	// Checkpoint is the number of the one to go back to.
+	Checkpoint uint64
+	// TimeoutMs bounds the first phase.
+	TimeoutMs uint64
+	// Force goes back though participants lack their position in it (ME15).
+	Force bool
+}
+
+// checkPositions refuses a checkpoint from which a participant could not go on.
+func checkPositions(v *View, number uint64) error {
+	lacked := v.LackedPositions(number)
+	if len(lacked) == 0 {
+		return nil
+	}
+	p := lacked[0]
+	hint := fmt.Sprintf("checkpoint %d may hold writes of participant %q and has no position of it", number, p.Participant)
+	if n := len(lacked) - 1; n > 0 {
+		hint += fmt.Sprintf(" (nor of %d others)", n)
+	}
+	if p.Newest != 0 {
+		hint += fmt.Sprintf("; the newest one that has is %d", p.Newest)
+	} else {
+		hint += "; none that is kept has"
+	}
+	return &base.Error{Cause: base.ErrPrecondition, Field: "participant", Ordinal: -1,
+		Hint: hint + ". Go back to one that has, or forget the participant (keelctl participant remove), or force it (--force): then it is given nothing back"}
+}
+
+// StartRollbackTxn begins a rollback; errors are those of CheckRollback, and
+// base.ErrPrecondition where a participant lacks its position. No checkpoint starts
+// while it runs, and the one that it goes back to stays (ME10).
+func StartRollbackTxn(v *View, nowMs uint64, want RollbackStart) (broadcast.Txn, *Operation, error) {
+	number := want.Checkpoint
 	if err := CheckRollback(v, number); err != nil {
 		return broadcast.Txn{}, nil, err
 	}
+	if !want.Force {
+		if err := checkPositions(v, number); err != nil {
+			return broadcast.Txn{}, nil, err
+		}
+	}
 	c, k := v.Cluster(), v.Checkpoint(number)
 	start, op, err := StartOperationTxn(v, nowMs, OperationRollback, PhaseRollbackPrepare,
-		RollbackSpec{Checkpoint: number, MetadataSHA256: k.MetadataSHA256, Savepoint: k.Savepoint, Incarnation: c.Incarnation + 1, TimeoutMs: timeoutMs})
+		RollbackSpec{Checkpoint: number, MetadataSHA256: k.MetadataSHA256, Savepoint: k.Savepoint, Incarnation: c.Incarnation + 1, TimeoutMs: want.TimeoutMs})
 	if err != nil {
 		return broadcast.Txn{}, nil, err
 	}
@@ -228,6 +265,7 @@ func StartRollbackTxn(v *View, nowMs, number, timeoutMs uint64) (broadcast.Txn, 
 	b.expect(idKey(kindCheckpoint, number), k.Revision)
 	// Excludes the start and the end of checkpoints that were built from the same view.
 	b.advance(v, counterCheckpoint, v.next(counterCheckpoint))
+	b.expectCounter(v, counterParticipant)
 	for _, s := range v.Shards() {
 		b.expect(idKey(kindShard, uint64(s.ID)), s.Revision)
 		b.replace(kindRollbackShard, idsKey(kindRollbackShard, op.ID, uint64(s.ID)), 0, RollbackShard{

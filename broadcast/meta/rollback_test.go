@@ -12,7 +12,7 @@ import (
 // rollBack starts a rollback.
 func (w *world) rollBack(number uint64) *Rollback {
 	w.t.Helper()
-	txn, op, err := StartRollbackTxn(w.quick(), 9000, number, 60000)
+	txn, op, err := StartRollbackTxn(w.quick(), 9000, RollbackStart{Checkpoint: number, TimeoutMs: 60000})
 	w.do(txn, err)
 	return w.view().Rollback(op.ID)
 }
@@ -142,7 +142,7 @@ func TestRollbackAndCheckpointsExcludeEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, _, err := StartRollbackTxn(v, 1, n, 1000)
+	other, _, err := StartRollbackTxn(v, 1, RollbackStart{Checkpoint: n, TimeoutMs: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 // rollBack starts a rollback as a user does.
 func (k *kit) rollBack(number uint64) *meta.Rollback {
 	k.t.Helper()
-	txn, op, err := meta.StartRollbackTxn(k.view(), k.wallMs, number, 60_000)
+	txn, op, err := meta.StartRollbackTxn(k.view(), k.wallMs, meta.RollbackStart{Checkpoint: number, TimeoutMs: 60_000})
 	k.do(txn, err)
 	return k.view().Rollback(op.ID)
 }

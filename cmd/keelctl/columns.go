@@ -36,7 +36,7 @@ var columns = map[string]string{
 	"checkpoint show":     checkpointColumns + " shards participants",
 	"checkpoint verify":   "number sound objects bytes files findings",
 	"checkpoint delete":   "number",
-	"checkpoint rollback": "number operation phase incarnation error bytes fetchBytes fetchedBytes shards",
+	"checkpoint rollback": "number operation phase incarnation error bytes fetchBytes fetchedBytes shards lacked",
 	"participant list":    participantColumns,
 	"participant remove":  participantColumns,
 	"operation list":      operationColumns,

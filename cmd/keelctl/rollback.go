@@ -15,8 +15,8 @@ import (
 
 // rollbackFlags are those of checkpoint rollback.
 type rollbackFlags struct {
-	yes, dryRun, abort bool
-	wait, giveUp       time.Duration
+	yes, dryRun, abort, force bool
+	wait, giveUp              time.Duration
 }
 
 func (a *app) checkpointRollback() *cobra.Command {
@@ -30,6 +30,9 @@ shards had, beside what they serve. Then all shards stop their writes, go back, 
 open together in a new incarnation: sessions, tokens and requests of the old one are
 refused as rolled back. Reads go on until a shard goes back.
 
+A checkpoint that may hold writes of a registered participant and has no position of it
+is refused: that job could not go on. --dry-run shows it, --force goes back nevertheless.
+
 Until the shards stop their writes the rollback can be given up, with --abort, and is
 by itself after --give-up-after; then nothing has changed. Ending the command does not
 end the rollback; the same command follows it again.`,
@@ -37,7 +40,7 @@ end the rollback; the same command follows it again.`,
 		ValidArgsFunction: a.completeCheckpoints,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.abort {
-				if len(args) > 0 || f.dryRun || f.yes {
+				if len(args) > 0 || f.dryRun || f.yes || f.force {
 					return usage(errors.New("--abort stands alone"))
 				}
 				return a.abortRollback(cmd.Context())
@@ -49,7 +52,7 @@ end the rollback; the same command follows it again.`,
 			if err != nil {
 				return err
 			}
-			req := &keelstatepb.RollBackRequest{Number: number, DryRun: f.dryRun, TimeoutMs: uint64(max(f.giveUp, 0).Milliseconds())}
+			req := &keelstatepb.RollBackRequest{Number: number, DryRun: f.dryRun, TimeoutMs: uint64(max(f.giveUp, 0).Milliseconds()), Force: f.force}
 			if f.dryRun {
 				return a.planRollback(cmd.Context(), req)
 			}
@@ -66,6 +69,7 @@ end the rollback; the same command follows it again.`,
 	}
 	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask")
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would be done, and do nothing")
+	c.Flags().BoolVar(&f.force, "force", false, "go back though a registered participant has no position in the checkpoint, and is given nothing back")
 	c.Flags().BoolVar(&f.abort, "abort", false, "give up the rollback that runs, while it can be")
 	c.Flags().DurationVar(&f.wait, "wait", 0, "the longest time to wait, 0 for as long as it takes or a --timeout that is given")
 	c.Flags().DurationVar(&f.giveUp, "give-up-after", 0, "give up if the shards are not prepared by then; 0 for 30m")
@@ -93,6 +97,9 @@ func (a *app) planRollback(ctx context.Context, req *keelstatepb.RollBackRequest
 	plan, err := a.startRollback(ctx, req)
 	if err != nil {
 		return err
+	}
+	if n := len(plan.GetLacked()); n > 0 && !req.GetForce() {
+		a.prose("%d participants have no position in checkpoint %d, which may hold their writes: without --force it is refused", n, plan.GetNumber())
 	}
 	return a.printOne("RollbackPlan", rollbackRecord(plan))
 }
@@ -207,8 +214,12 @@ func rollbackRecord(r *keelstatepb.Rollback) record {
 			{Name: "prepared", Value: s.GetPrepared()}, {Name: "leader", Value: s.GetLeader()}, {Name: "problem", Value: s.GetProblem()},
 			{Name: "fetchBytes", Value: s.GetDueBytes()}, {Name: "fetchedBytes", Value: s.GetHereBytes()}})
 	}
+	lacked := []record{}
+	for _, p := range r.GetLacked() {
+		lacked = append(lacked, record{{Name: "participant", Value: p.GetParticipant()}, {Name: "alive", Value: p.GetAlive()}, {Name: "newest", Value: p.GetNewest()}})
+	}
 	m := allFetched(r)
 	return record{{Name: "number", Value: r.GetNumber()}, {Name: "operation", Value: r.GetOperation()}, {Name: "phase", Value: r.GetPhase()},
 		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: bytes},
-		{Name: "fetchBytes", Value: m.of, Wide: true}, {Name: "fetchedBytes", Value: m.done, Wide: true}, {Name: "shards", Value: shards}}
+		{Name: "fetchBytes", Value: m.of, Wide: true}, {Name: "fetchedBytes", Value: m.done, Wide: true}, {Name: "shards", Value: shards}, {Name: "lacked", Value: lacked, Wide: r.GetLacked() == nil}}
 }

@@ -66,7 +66,11 @@ func (c *rollingCluster) RollBack(ctx context.Context, checkpoint uint64) error 
 		return rollingFailure(err)
 	}
 	defer closeClient(ctx, client)
-	return rollingFailure(client.RollBack(ctx, checkpoint))
+	err = client.RollBack(ctx, checkpoint)
+	if errors.Is(err, keel.ErrPrecondition) {
+		return err // another job would lose its position: that is an operator's to decide
+	}
+	return rollingFailure(err)
 }
 
 func closeClient(ctx context.Context, client *keel.Client) {

@@ -229,7 +229,7 @@ func (n *nemesis) follow(number uint64) (done, gone func() bool) {
 			node, life := n.c.Get(i), n.hosts[i].life.Load()
 			if node != nil && life%2 == 1 {
 				attempt, end := context.WithTimeout(ctx, 20*time.Second)
-				err := node.Rollback(attempt, number, 0, func(info *cluster.RollbackInfo) error {
+				err := node.Rollback(attempt, cluster.RollbackRequest{Checkpoint: number}, func(info *cluster.RollbackInfo) error {
 					if n.hosts[i].life.Load() != life {
 						return errLost
 					}

@@ -77,8 +77,9 @@ func (w *checkpoints) rollBack(i int) {
 	}
 	number := to[w.loop.IntN(len(to))]
 	timeout := []uint64{0, 1500, 6000}[w.loop.IntN(3)]
+	force := w.loop.chance(0.5) // where a participant has no position in it
 	w.meta.update(i, fmt.Sprintf("roll back to %d", number), func(v *meta.View) (broadcast.Txn, error) {
-		txn, _, err := meta.StartRollbackTxn(v, w.meta.nowMs(), number, timeout)
+		txn, _, err := meta.StartRollbackTxn(v, w.meta.nowMs(), meta.RollbackStart{Checkpoint: number, TimeoutMs: timeout, Force: force})
 		return txn, err
 	}, func(bool) { w.check() })
 }
