@@ -91,6 +91,9 @@ func (w *checkpoints) checkRecords(v *meta.View) {
 			switch {
 			case c.Phase == meta.CheckpointCompleted:
 				w.rep.Completed++
+				for _, s := range v.CheckpointShards(c.Number) {
+					w.rep.Registered += s.PriorObjects
+				}
 				if c.Savepoint {
 					w.rep.Savepoints++
 				}
@@ -198,7 +201,7 @@ func (w *checkpoints) checkCompleted(v *meta.View, c *meta.Checkpoint) {
 		if c.Savepoint {
 			s.ManifestKey = snapshot.SavepointFolder(checkpointCluster, c.Number) + "/" + s.ManifestKey
 		}
-		for _, f := range w.manifest(s.ManifestKey, w.cuts[[2]uint64{c.Number, uint64(s.Group)}]) {
+		for _, f := range w.manifest(s.ManifestKey, [2]uint64{c.Number, uint64(s.Group)}) {
 			x, ok := w.store.held[f.Place.Object]
 			if end := f.Place.Offset + f.Place.Length; !ok || end > int64(len(x.body)) || string(x.body[f.Place.Offset:end]) != f.Content {
 				w.problem("checkpoint %d, shard %s: %q is not in object %s", c.Number, s.Group, f.Content, f.Place.Object)
@@ -218,7 +221,7 @@ func metadataKey(c *meta.Checkpoint) string {
 }
 
 // manifest reads a manifest, and demands that it has the files of the cut.
-func (w *checkpoints) manifest(key string, cut []string) []manifestFile {
+func (w *checkpoints) manifest(key string, cut [2]uint64) []manifestFile {
 	if files, ok := w.seen.files[key]; ok {
 		if _, there := w.store.held[key]; !there {
 			w.problem("manifest %s is not in the store", key)
@@ -234,10 +237,17 @@ func (w *checkpoints) manifest(key string, cut []string) []manifestFile {
 	}
 	var have []string
 	for _, f := range files {
-		have = append(have, f.Content)
+		if !strings.HasPrefix(f.Content, logPrefix) {
+			have = append(have, f.Content)
+		}
 	}
 	slices.Sort(have)
-	want := slices.Sorted(slices.Values(cut))
+	held := w.cuts[cut]
+	var attempt, number uint64
+	if _, err := fmt.Sscanf(string(raw.body), "manifest of attempt %d base %d", &attempt, &number); err == nil {
+		held = w.checkLog(key, cut, number, files)
+	}
+	want := slices.Sorted(slices.Values(held))
 	if !slices.Equal(have, want) {
 		w.problem("manifest %s has the files %v, the cut has %v", key, have, want)
 	}
@@ -289,7 +299,7 @@ func (w *checkpoints) checkEnd() {
 	w.checkRetained(v, completed)
 	var left []string
 	for key := range w.store.held {
-		if !want[key] && !w.mayBeCopy(v, key) {
+		if !want[key] && !w.mayBeCopy(v, key) && !w.mayBeAhead(v, key) {
 			left = append(left, key)
 		}
 	}

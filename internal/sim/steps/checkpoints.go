@@ -49,6 +49,11 @@ const (
 	// CountSavepoints deletes the oldest checkpoint when there are more, savepoints
 	// among them, than are to be retained.
 	CountSavepoints CheckpointFault = "savepoints are counted"
+	// SweepAhead deletes what was stored of the log after a checkpoint, as if only the
+	// attempts of the running one counted.
+	SweepAhead CheckpointFault = "sweep ignores the log after a checkpoint"
+	// LogBeyond stores entries for a checkpoint that come behind its barrier.
+	LogBeyond CheckpointFault = "the log leads beyond the barrier"
 	// RetireSavepoints deletes a savepoint that nobody has asked to delete.
 	RetireSavepoints CheckpointFault = "savepoints are retired"
 	// PreparedUntrue says of replicas that they are prepared though they are not.
@@ -77,6 +82,9 @@ type CheckpointReport struct {
 	// Positions counts those in completed checkpoints, Lost the checkpoints that
 	// failed because a participant was lost or late.
 	Positions, Lost int
+	// Logged counts shards that have reported a log in place of files, Ahead segments
+	// that were stored between checkpoints, Registered those of them that one uses.
+	Logged, Ahead, Registered int
 	// RolledBack and GivenUp count rollbacks, Damaged replicas that were not prepared,
 	// Rewound participants that were given a position back, Savepoints those that
 	// completed.
@@ -94,6 +102,8 @@ type checkpoints struct {
 	nodes  [replicas]*checkpointNode
 	shards [checkpointShards]*shardFiles
 	cuts   map[[2]uint64][]string
+	// logs are how many entries the shards' logs had at the cuts.
+	logs map[[2]uint64]int
 	// counts are what participants had written at the cuts.
 	counts       map[[2]uint64]map[string]uint64
 	participants []*participant
@@ -123,6 +133,8 @@ type checkpointNode struct {
 	up    bool
 	drift time.Duration
 	jobs  map[uint64]*uploadJob // by attempt
+	// lineages are what its process remembers of the shards that it uploads.
+	lineages map[base.GroupID]*lineage
 	// old is an old view, for ReusePlanned.
 	old *meta.View
 }
@@ -131,6 +143,8 @@ type checkpointNode struct {
 type shardFiles struct {
 	id    base.GroupID
 	files []string
+	// entries is the length of its log.
+	entries int
 	// written is how often each participant has written here.
 	written map[string]uint64
 }
@@ -145,8 +159,8 @@ func RunCheckpoints(seed uint64, d time.Duration, fault CheckpointFault, lines f
 func runCheckpoints(seed uint64, d time.Duration, dir string, fault CheckpointFault, lines func(string)) (*CheckpointReport, error) {
 	l := NewLoop(seed)
 	l.Lines = lines
-	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, counts: map[[2]uint64]map[string]uint64{}, foreign: map[string]stored{}, savepoints: map[uint64]bool{},
-		store: &objects{loop: l, held: map[string]stored{}, trouble: 0.04}, grace: 2 * time.Second, seen: newSeen(),
+	w := &checkpoints{loop: l, fault: fault, meta: newMetadata(l), cuts: map[[2]uint64][]string{}, logs: map[[2]uint64]int{}, counts: map[[2]uint64]map[string]uint64{}, foreign: map[string]stored{}, savepoints: map[uint64]bool{},
+		store: &objects{loop: l, held: map[string]stored{}, trouble: 0.04}, grace: time.Duration(l.IntN(3)) * time.Second, seen: newSeen(),
 		config: checkpoint.Config{Interval: 1500 * time.Millisecond, Retain: 1 + l.IntN(3), Timeout: 3 * time.Second, Lost: 800 * time.Millisecond, SweepInterval: 2 * time.Second}}
 	if err := w.found(); err != nil {
 		return nil, err
@@ -193,7 +207,7 @@ func (w *checkpoints) found() error {
 	var holders []meta.Replica
 	for i := range w.nodes {
 		id := base.NodeID(fmt.Sprintf("n%d", i+1))
-		w.nodes[i] = &checkpointNode{id: id, i: i, up: true, jobs: map[uint64]*uploadJob{}, drift: time.Duration(w.loop.IntN(1000)) * time.Second}
+		w.nodes[i] = &checkpointNode{id: id, i: i, up: true, jobs: map[uint64]*uploadJob{}, lineages: map[base.GroupID]*lineage{}, drift: time.Duration(w.loop.IntN(1000)) * time.Second}
 		spec.Nodes = append(spec.Nodes, meta.FoundingNode{ID: id, RaftAddr: string(id) + ":1"})
 		holders = append(holders, meta.Replica{Node: id, Generation: 1, ReplicaID: base.MakeReplicaID(id, 1), Role: meta.RoleVoter})
 	}
@@ -273,6 +287,9 @@ func (w *checkpoints) live() {
 	for i := range l.IntN(3) {
 		w.participate(fmt.Sprintf("p%d", i))
 	}
+	if w.groups == nil {
+		w.liveChangelog()
+	}
 }
 
 // crash ends a node's process, with all that it has under way, and starts it again.
@@ -282,7 +299,7 @@ func (w *checkpoints) crash(n *checkpointNode) {
 	}
 	n.up = false
 	n.life++
-	n.jobs = map[uint64]*uploadJob{}
+	n.jobs, n.lineages = map[uint64]*uploadJob{}, map[base.GroupID]*lineage{}
 	w.loop.Note("%s crashes", n.id)
 	w.closeSeats(n)
 	w.loop.Soon(2*time.Second, func() {
@@ -453,11 +470,15 @@ func (w *checkpoints) latency() time.Duration {
 func (w *checkpoints) findOrphans(ctx context.Context, n *checkpointNode, test func(string) (bool, bool)) ([]string, error) {
 	v := w.view(n.i)
 	switch w.fault {
-	case SweepRunning, SweepForeign:
+	case SweepRunning, SweepForeign, SweepAhead:
 		var wrong []string
-		for key := range w.store.held {
-			_, _, _, object := snapshot.ParseObjectKey(key)
-			if _, foreign := test(key); v.ObjectByKey(key) == nil && (w.fault == SweepForeign || object && !foreign) {
+		for key, x := range w.store.held {
+			_, _, attempt, object := snapshot.ParseObjectKey(key)
+			_, foreign := test(key)
+			if w.fault == SweepAhead {
+				object = object && attempt < v.OldestRunningAttempt() && x.at < w.loop.Now()-w.grace
+			}
+			if v.ObjectByKey(key) == nil && (w.fault == SweepForeign || object && !foreign) {
 				wrong = append(wrong, key)
 			}
 		}

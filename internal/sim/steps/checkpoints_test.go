@@ -40,14 +40,15 @@ func TestCheckpoints(t *testing.T) {
 		all.Simulated += r.Simulated
 		all.Completed, all.Failed, all.Deleted, all.Swept, all.Reused = all.Completed+r.Completed, all.Failed+r.Failed, all.Deleted+r.Deleted, all.Swept+r.Swept, all.Reused+r.Reused
 		all.Positions, all.Lost = all.Positions+r.Positions, all.Lost+r.Lost
+		all.Logged, all.Ahead, all.Registered = all.Logged+r.Logged, all.Ahead+r.Ahead, all.Registered+r.Registered
 		all.Puts, all.Deletes = all.Puts+r.Puts, all.Deletes+r.Deletes
 		if done := seed - *firstFlag + 1; done%100 == 0 {
 			t.Logf("%d seeds from %d on", done, *firstFlag)
 		}
 	}
-	t.Logf("checkpoints seeds=%d virtual=%v completed=%d failed=%d deleted=%d swept=%d reused=%d puts=%d deletes=%d positions=%d lost=%d",
-		*checkpointSeedsFlag, all.Simulated, all.Completed, all.Failed, all.Deleted, all.Swept, all.Reused, all.Puts, all.Deletes, all.Positions, all.Lost)
-	if *checkpointSeedsFlag >= 5 && (all.Completed == 0 || all.Failed == 0 || all.Deleted == 0 || all.Swept == 0 || all.Reused == 0 || all.Deletes == 0 || all.Positions == 0 || all.Lost == 0) {
+	t.Logf("checkpoints seeds=%d virtual=%v completed=%d failed=%d deleted=%d swept=%d reused=%d puts=%d deletes=%d positions=%d lost=%d logs=%d ahead=%d registered=%d",
+		*checkpointSeedsFlag, all.Simulated, all.Completed, all.Failed, all.Deleted, all.Swept, all.Reused, all.Puts, all.Deletes, all.Positions, all.Lost, all.Logged, all.Ahead, all.Registered)
+	if *checkpointSeedsFlag >= 5 && (all.Completed == 0 || all.Failed == 0 || all.Deleted == 0 || all.Swept == 0 || all.Reused == 0 || all.Deletes == 0 || all.Positions == 0 || all.Lost == 0 || all.Logged == 0 || all.Registered == 0 || all.Registered == all.Ahead) {
 		t.Error("something did not happen at all: the test shows nothing")
 	}
 }
@@ -62,6 +63,8 @@ func TestCheckpointInvariantsBite(t *testing.T) {
 		DeleteBeforePlan:     "in the registry and not in the store",
 		SweepForeign:         "foreign object",
 		ForgetPlans:          "objects are left",
+		SweepAhead:           "in the registry and not in the store",
+		LogBeyond:            "the cut is at",
 		WriteBeforeBarrier:   "the cuts hold",
 		CarryNoBarrier:       "the cuts hold",
 	} {

@@ -3,7 +3,8 @@
 // windows of a shard (raftfsm) and the placement of shards (keygroup); and, in a
 // world of its own (RunCheckpoints), the coordinator of checkpoints
 // (cluster/checkpoint) with the registry of objects (broadcast/meta) and the
-// collection of garbage (snapshot). In RunRollbacks the shards of that world hold
+// collection of garbage (snapshot), in both modes, with the log stored between
+// checkpoints. In RunRollbacks the shards of that world hold
 // something (raftfsm), are written to, and are rolled back. Messages are late, lost and doubled, replicas
 // apply the same log at different times and restart, clients give up, coordinators
 // are deposed and do not notice, uploaders die, are slow, go on after the end and
@@ -46,6 +47,8 @@
 //	     back, with a new incarnation, new epochs and no session left, at once.
 //	SS15 Nobody but its user deletes a savepoint, and none is counted: a checkpoint is
 //	     retired only when as many newer ones as are retained are no savepoints.
-//	SS9  At rest, the store holds what is retained and what is foreign, nothing
-//	     else.
+//	SS16 The segments of a checkpoint of mode changelog lead from the files of an
+//	     earlier one to the cut of the shard, without a gap.
+//	SS9  At rest, the store holds what is retained, what is foreign, and the log that
+//	     was stored after the last checkpoint, nothing else.
 package steps

@@ -173,7 +173,7 @@ func (w *checkpoints) cut(id [2]uint64) bool {
 		}
 	}
 	s := w.shards[id[1]-1]
-	w.cuts[id], w.counts[id] = slices.Clone(s.files), maps.Clone(s.written)
+	w.cuts[id], w.counts[id], w.logs[id] = slices.Clone(s.files), maps.Clone(s.written), s.entries
 	return true
 }
 

@@ -37,6 +37,11 @@ type uploadJob struct {
 	saw bool
 	// savepoint: everything is stored anew, in a folder of its own.
 	savepoint bool
+	// changelog: the checkpoint is of that mode. logging: the log is to be stored that
+	// follows the lineage, which becomes what is stored.
+	changelog, logging bool
+	lineage            *lineage
+	remembered         bool
 }
 
 // uploadObject is an object that is to be stored.
@@ -67,6 +72,7 @@ func (w *checkpoints) work(n *checkpointNode) {
 		w.savepoints[r.Number] = r.Savepoint
 		j := &uploadJob{w: w, node: n, life: n.life, rec: s, zombie: w.loop.chance(0.1)}
 		n.jobs[s.Attempt] = j
+		j.changelog, j.logging = r.Changelog, w.plan(n, r, s)
 		if s.State == meta.CheckpointShardFlushed && w.loop.chance(0.3) {
 			j.fail("restarted") // it does not know what it did before
 			continue
@@ -118,6 +124,9 @@ func (j *uploadJob) refused(err error) {
 		j.w.loop.Problem("attempt %d of checkpoint %d, which runs: %v", j.rec.Attempt, c.Number, err)
 	}
 	delete(j.node.jobs, j.rec.Attempt)
+	if j.logging && j.node.life == j.life && j.w.loop.chance(0.5) { // else it has seen the end before it was refused
+		delete(j.node.lineages, j.rec.Group)
+	}
 }
 
 func (j *uploadJob) fail(reason string) {
@@ -146,6 +155,36 @@ func (j *uploadJob) begin() {
 	if w.fault == ReusePlanned && j.node.old != nil {
 		v = j.node.old
 	}
+	body := fmt.Sprintf("manifest of attempt %d", j.rec.Attempt)
+	if l := j.node.lineages[j.rec.Group]; j.logging && l != nil && w.logs[id] >= l.next() {
+		body += fmt.Sprintf(" base %d", l.base)
+		j.lineage = l
+		at := w.logs[id]
+		if w.fault == LogBeyond {
+			at += 2
+		}
+		j.beginLog(at)
+	} else {
+		j.beginFiles(v, id)
+	}
+	raw, err := json.Marshal(j.files)
+	if err != nil {
+		w.loop.Problem("%v", err)
+		return
+	}
+	// The barrier's place makes each manifest another one.
+	j.add([]string{fmt.Sprintf("%s %s", body, raw)})
+	if w.fault == RegisterBeforePut {
+		j.uploaded()
+		w.loop.Soon(300*time.Millisecond, j.next)
+		return
+	}
+	j.next()
+}
+
+// beginFiles sees which files have to be stored.
+func (j *uploadJob) beginFiles(v *meta.View, id [2]uint64) {
+	w := j.w
 	var pack []string
 	for _, text := range w.cuts[id] {
 		if p, ok := v.FindContent(sha256.Sum256([]byte(text)), int64(len(text))); ok && !j.savepoint {
@@ -164,19 +203,9 @@ func (j *uploadJob) begin() {
 	}
 	slices.Sort(j.reused)
 	j.reused = slices.Compact(j.reused)
-	raw, err := json.Marshal(j.files)
-	if err != nil {
-		w.loop.Problem("%v", err)
-		return
+	if j.changelog && !j.savepoint {
+		j.lineage = &lineage{base: j.rec.Checkpoint, at: w.logs[id], epoch: j.rec.Epoch, files: slices.Clone(j.files), attempt: j.rec.Attempt}
 	}
-	// The barrier's place makes each manifest another one.
-	j.add([]string{fmt.Sprintf("manifest of attempt %d %s", j.rec.Attempt, raw)})
-	if w.fault == RegisterBeforePut {
-		j.uploaded()
-		w.loop.Soon(300*time.Millisecond, j.next)
-		return
-	}
-	j.next()
 }
 
 // add makes an object of contents.
@@ -246,6 +275,7 @@ func (j *uploadJob) uploaded() {
 func (j *uploadJob) finish(manifest meta.Object) {
 	sum := manifest.Parts[0].SHA256
 	r := meta.ShardReport{Index: j.rec.Checkpoint, Term: 1, Sequence: j.rec.Checkpoint, ManifestKey: manifest.Key, ManifestSHA256: sum, ManifestSize: manifest.Size}
+	j.describe(&r)
 	j.report("uploaded", func(v *meta.View) (broadcast.Txn, error) {
 		reused := j.reused
 		if j.w.fault == ReusePlanned {
@@ -254,6 +284,7 @@ func (j *uploadJob) finish(manifest meta.Object) {
 		return meta.ReportUploadedTxn(v, j.w.meta.nowMs(), j.rec.Checkpoint, j.rec.Group, j.rec.Attempt, r, j.stored, reused)
 	}, func() {
 		j.w.rep.Reused += len(j.reused)
+		j.remember()
 		if j.w.loop.chance(0.2) { // it reports twice
 			j.w.loop.Soon(2*time.Second, func() { j.finish(manifest) })
 		}
