@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
+	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/internal/failpoint"
 	"github.com/keelstate/keelstate/raftfsm"
 	"github.com/keelstate/keelstate/snapshot"
@@ -173,9 +176,40 @@ func (r *replica) removeLinks(gone []uint64) {
 	l.removing = false
 }
 
+// linkedSource gives what a replica keeps and cannot link: files that an engine writes
+// to are copied from where they lie, those that have rotted come from the object store,
+// if it has their content. Fetch compares all of it.
+type linkedSource struct {
+	dir    string
+	stored *storedFiles // nil: the object store has none of them
+}
+
+// Open implements snapshot.Source.
+func (s linkedSource) Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	switch {
+	case !snapshot.Immutable(name):
+		return openAt(filepath.Join(s.dir, name), offset)
+	case s.stored == nil || !s.stored.stored[name]:
+		return nil, fmt.Errorf("what is kept of %s is damaged, and the object store has no file of that content: %w", name, base.ErrCorrupt)
+	}
+	return s.stored.store.Open(ctx, name, offset)
+}
+
+func openAt(path string, offset int64) (io.ReadCloser, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // prepareFromLinks prepares a rollback of what this replica keeps itself, if that is
-// of the cut which the checkpoint's uploader has reported; m is what it keeps.
-func (r *replica) prepareFromLinks(op *meta.Rollback, cut *meta.ShardReport) (m *snapshot.Manifest, err error) {
+// of the cut which the checkpoint's uploader has reported; m is what it keeps. Every
+// file is read and compared before it is linked: it has lain on the disk since.
+func (r *replica) prepareFromLinks(ctx context.Context, op *meta.Rollback, cut *meta.ShardReport) (m *snapshot.Manifest, err error) {
 	from := r.linkedDir(op.Checkpoint)
 	m, err = readPrepared(from)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -188,9 +222,15 @@ func (r *replica) prepareFromLinks(op *meta.Rollback, cut *meta.ShardReport) (m 
 		m.Index != cut.Index || m.Term != cut.Term || m.Sequence != cut.Sequence || m.ClockMs != cut.ClockMs {
 		return nil, fmt.Errorf("what is kept here is of index %d of term %d, the checkpoint is of %d of %d", m.Index, m.Term, cut.Index, cut.Term)
 	}
-	files := filepath.Join(r.rollbackDir(op.ID), preparedFiles)
+	files, kept := filepath.Join(r.rollbackDir(op.ID), preparedFiles), filepath.Join(from, preparedFiles)
 	if err := os.RemoveAll(files); err != nil {
 		return nil, err
 	}
-	return m, snapshot.Link(files, filepath.Join(from, preparedFiles), m)
+	progress := r.node.fetches.begin(fetchKey{r.id, op.ID}, m.Bytes(), r.metrics)
+	src := linkedSource{dir: kept, stored: r.storedFiles(m, nil)}
+	err = snapshot.Fetch(ctx, src, m, files, snapshot.FetchOptions{Parallel: storeFetches / maxPreparing, ReuseDirs: []string{kept}, Progress: progress.note})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("using what is kept of checkpoint %d: %w", op.Checkpoint, err), os.RemoveAll(files))
+	}
+	return m, nil
 }

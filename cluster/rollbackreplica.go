@@ -221,12 +221,15 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 		return err
 	}
 	if cut != nil && cut.Report != nil {
-		m, err := r.prepareFromLinks(op, cut.Report)
+		m, err := r.prepareFromLinks(ctx, op, cut.Report)
 		if err == nil && m != nil {
 			err = r.markPrepared(dir, m)
 		}
 		if err == nil && m != nil {
 			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		if err != nil {
 			r.logger.Warn("what a checkpoint kept here cannot be used; fetching it", "checkpoint", op.Checkpoint, "error", err)
@@ -246,6 +249,8 @@ func (r *replica) prepareRollback(ctx context.Context, cluster base.ClusterID, o
 	if name, err := r.currentStore(); err == nil {
 		o.ReuseDirs = []string{filepath.Join(r.dir, name)}
 	}
+	// What a checkpoint kept here may be whole but for a file.
+	o.ReuseDirs = append(o.ReuseDirs, filepath.Join(r.linkedDir(op.Checkpoint), preparedFiles))
 	if m.Changelog != nil {
 		to = filepath.Join(dir, preparedBase)
 	}
