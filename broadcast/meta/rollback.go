@@ -165,7 +165,9 @@ func (v *View) RollbackShards(operation uint64) []*RollbackShard {
 
 // CheckRollback says why the cluster cannot be rolled back to a checkpoint now:
 // base.ErrNotFound if it is not kept, base.ErrConflict if it has not completed,
-// if something else is under way, or if the shard map is another one by now.
+// if something else is under way, or if the shard map is another one by now. A
+// checkpoint that waits for participants is nothing that is under way: no shard has
+// had a part in it.
 func CheckRollback(v *View, number uint64) error {
 	c, k := v.Cluster(), v.Checkpoint(number)
 	if c == nil {
@@ -180,7 +182,7 @@ func CheckRollback(v *View, number uint64) error {
 	if r := v.RunningRollback(); r != nil {
 		return conflict("operation", fmt.Sprintf("operation %d is rolling the cluster back to checkpoint %d", r.ID, r.Checkpoint))
 	}
-	if r := v.RunningCheckpoint(); r != nil {
+	if r := v.RunningCheckpoint(); r != nil && r.Phase != CheckpointWaiting {
 		return conflict("checkpoint", fmt.Sprintf("checkpoint %d is running", r.Number))
 	}
 	if v.FoundingUnderWay() {
@@ -242,8 +244,10 @@ func checkPositions(v *View, number uint64) error {
 }
 
 // StartRollbackTxn begins a rollback; errors are those of CheckRollback, and
-// base.ErrPrecondition where a participant lacks its position. No checkpoint starts
-// while it runs, and the one that it goes back to stays (ME10).
+// base.ErrPrecondition where a participant lacks its position. A checkpoint that waits
+// for participants fails with it: one that is dead would hold the rollback up until its
+// lease ends. No checkpoint starts while it runs, and the one that it goes back to
+// stays (ME10).
 func StartRollbackTxn(v *View, nowMs uint64, want RollbackStart) (broadcast.Txn, *Operation, error) {
 	number := want.Checkpoint
 	if err := CheckRollback(v, number); err != nil {
@@ -260,6 +264,12 @@ func StartRollbackTxn(v *View, nowMs uint64, want RollbackStart) (broadcast.Txn,
 	if err != nil {
 		return broadcast.Txn{}, nil, err
 	}
+	var failing broadcast.Txn
+	if r := v.RunningCheckpoint(); r != nil { // it waits, or CheckRollback would have refused it
+		if failing, err = FailCheckpointTxn(v, nowMs, r.Number, fmt.Sprintf("rolled back meanwhile, to checkpoint %d", number)); err != nil {
+			return broadcast.Txn{}, nil, err
+		}
+	}
 	var b builder
 	b.expect(clusterKey, c.Revision)
 	b.expect(idKey(kindCheckpoint, number), k.Revision)
@@ -274,7 +284,7 @@ func StartRollbackTxn(v *View, nowMs uint64, want RollbackStart) (broadcast.Txn,
 		})
 	}
 	txn, err := b.done()
-	return Join(start, txn), op, err
+	return Join(failing, start, txn), op, err
 }
 
 // rolling returns the records that a report of a shard belongs to; base.ErrConflict

@@ -175,6 +175,55 @@ func TestRollbackAndCheckpointsExcludeEachOther(t *testing.T) {
 	refusedWith(t, base.ErrNotFound, "", CheckRollback(w.quick(), 77))
 }
 
+// A checkpoint that only waits for participants fails with the start of a rollback;
+// once the shards may pass its barriers the rollback is refused, however the
+// transactions meet.
+func TestRollbackEndsACheckpointThatWaits(t *testing.T) {
+	w := placed(t)
+	n := w.completed("a")
+	session := w.register("a")
+	c := w.start()
+	if c.Phase != CheckpointWaiting {
+		t.Fatalf("%+v", c)
+	}
+	if err := CheckRollback(w.quick(), n); err != nil {
+		t.Errorf("while checkpoint %d waits: %v", c.Number, err)
+	}
+	late, _, err := StartRollbackTxn(w.quick(), 1, RollbackStart{Checkpoint: n, TimeoutMs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.acknowledge(c, session)
+	if err := w.try(late); !errors.Is(err, base.ErrPrecondition) {
+		t.Errorf("beside the barriers: %v", err)
+	}
+	_, _, err = StartRollbackTxn(w.quick(), 1, RollbackStart{Checkpoint: n, TimeoutMs: 1})
+	refusedWith(t, base.ErrConflict, "is running", err)
+	w.upload(c, nil, nil)
+	w.complete(c, 9)
+
+	c = w.start()
+	barriers := func() broadcast.Txn {
+		w.do(AcknowledgeTxn(w.quick(), 1, c.Number, "a", session, []byte("x")))
+		txn, err := PutBarriersTxn(w.quick(), 1, c.Number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return txn
+	}()
+	r := w.rollBack(n)
+	if err := w.try(barriers); !errors.Is(err, base.ErrPrecondition) {
+		t.Errorf("the barriers from the view before: %v", err)
+	}
+	got := w.view().Checkpoint(c.Number)
+	if got.Phase != CheckpointFailed || !strings.Contains(got.Error, "rolled back meanwhile, to checkpoint 1") || w.quick().RunningCheckpoint() != nil || w.quick().RunningRollback().ID != r.ID {
+		t.Errorf("%+v", got)
+	}
+	if w.quick().PassedBarrier() != c.Number {
+		t.Errorf("passed %d", w.quick().PassedBarrier())
+	}
+}
+
 // What a replica waits for is shown; what will not be better ends the rollback
 // while it can be ended.
 func TestUnpreparedReplicasAreHeard(t *testing.T) {
