@@ -130,7 +130,7 @@ func checkpointMessage(c *cluster.CheckpointInfo) *keelstatepb.Checkpoint {
 
 func checkpointShard(s *meta.CheckpointShard) *keelstatepb.CheckpointShard {
 	out := &keelstatepb.CheckpointShard{
-		Shard: uint64(s.Group), Epoch: uint64(s.Epoch), Uploader: string(s.Uploader), Attempt: s.Attempt, State: string(s.State), Objects: uint64(s.Objects),
+		Shard: uint64(s.Group), Epoch: uint64(s.Epoch), Uploader: string(s.Uploader), Attempt: s.Attempt, State: string(s.State), Objects: uint64(s.Objects + s.PriorObjects),
 		Range: wireRange(keygroup.Range{Lo: keygroup.Group(s.Lo), Hi: keygroup.Group(s.Hi)}),
 	}
 	if r := s.Report; r != nil {

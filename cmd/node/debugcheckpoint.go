@@ -117,7 +117,8 @@ func verificationView(v *snapshot.Verification) any {
 		Key              string
 		Full             bool
 		Objects, Files   int
+		Segments         int
 		Bytes, ReadBytes int64
 		Bad              []badView
-	}{v.Key, v.Full, v.Objects, v.Files, v.Bytes, v.ReadBytes, bad}
+	}{v.Key, v.Full, v.Objects, v.Files, v.Segments, v.Bytes, v.ReadBytes, bad}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/keelstate/keelstate/snapshot"
 )
 
-// storedCheckpoint makes a store with one checkpoint; it returns the store's
+// storedCheckpoint makes a store with one checkpoint, of a file and of the log behind
+// it; it returns the store's
 // directory, the key, and the key of the object that holds the one file.
 func storedCheckpoint(t *testing.T) (dir, key, object string) {
 	t.Helper()
@@ -31,12 +32,26 @@ func storedCheckpoint(t *testing.T) (dir, key, object string) {
 	m := &snapshot.Manifest{Group: 1, Birth: 2, Epoch: 1, Range: keygroup.FullRange(128), M: 128, Engine: "rocks", Index: 9,
 		Files: []snapshot.File{{Name: "000007.sst", Size: int64(len(body)), SHA256: sha256.Sum256(body)}}}
 	ctx := context.Background()
-	u, err := snapshot.Upload(ctx, files, m, snapshot.UploadOptions{Store: s, Prefix: "c0ffee", Attempt: 1})
+	o := snapshot.UploadOptions{Store: s, Prefix: "c0ffee", Attempt: 1}
+	if _, err := snapshot.Upload(ctx, files, m, o); err != nil {
+		t.Fatal(err)
+	}
+	log := &snapshot.Changelog{Base: m.Cut()}
+	m.Index, m.Term = 11, 1
+	for first := uint64(10); first <= m.Index; first++ {
+		ref, err := snapshot.PutSegment(ctx, &snapshot.Segment{Group: 1, Birth: 2, First: first, Entries: []snapshot.LogEntry{{Term: 1, Command: []byte("put")}}}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Segments = append(log.Segments, ref)
+	}
+	m.Changelog = log
+	u, err := snapshot.UploadChangelog(ctx, m, nil, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := &snapshot.Checkpoint{ClusterID: "c0ffee", Number: 7, FormatVersion: 1, M: 128, Engine: "rocks", Shards: []snapshot.Shard{{
-		Group: 1, Birth: 2, Epoch: 1, Range: m.Range, Index: 9, ManifestKey: u.ManifestKey, ManifestSHA256: u.ManifestSHA256,
+		Group: 1, Birth: 2, Epoch: 1, Range: m.Range, Index: m.Index, Term: m.Term, ManifestKey: u.ManifestKey, ManifestSHA256: u.ManifestSHA256,
 		ManifestSize: u.ManifestSize, FullBytes: u.FullBytes, NewBytes: u.NewBytes}}}
 	raw, err := c.Encode()
 	if err != nil {
@@ -58,7 +73,8 @@ func TestDebugCheckpoint(t *testing.T) {
 		want string
 	}{
 		{[]string{"debug", "checkpoint", "dump", metadata}, `checkpoint 7 of cluster "c0ffee"`},
-		{[]string{"debug", "checkpoint", "verify", key, "--object-store", uri}, `"Objects": 3`},
+		{[]string{"debug", "checkpoint", "verify", key, "--object-store", uri}, `"Objects": 5`},
+		{[]string{"debug", "checkpoint", "verify", key, "--object-store", uri}, `"Segments": 2`},
 		{[]string{"debug", "checkpoint", "verify", key, "--object-store", uri, "--full"}, `"Full": true`},
 	} {
 		if code, out, stderr := here(nil, c.args...); code != 0 || !strings.Contains(out, c.want) {
