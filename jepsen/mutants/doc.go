@@ -12,6 +12,7 @@
 //	By      steps, sim, jepsen: which harnesses can see it at all
 //	Faults  the --faults of a real-process run that it needs; all if missing
 //	Flags   more flags that such a run needs
+//	Kind    the -sim.kind that it needs
 //
 // `make mutants` runs them (command run below). A mutant counts as found when a
 // simulation (steps: that of the step functions, TestCheckpoints

@@ -22,6 +22,8 @@ type Mutant struct {
 	Faults string
 	// Flags are more of such a run.
 	Flags string
+	// Kind is that of the simulated runs that it needs; empty for any.
+	Kind string
 
 	files []filePatch
 }
@@ -112,6 +114,8 @@ func (m *Mutant) head(line string) error {
 		m.Faults = value
 	case "Flags":
 		m.Flags = value
+	case "Kind":
+		m.Kind = value
 	default:
 		return fmt.Errorf("the head has no key %q", key)
 	}

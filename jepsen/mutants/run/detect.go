@@ -81,7 +81,7 @@ func (w *workshop) detect(ctx context.Context, name string, m *mutants.Mutant) e
 	case "steps":
 		w.steps(ctx, &e)
 	case "sim":
-		w.simulate(ctx, &e)
+		w.simulate(ctx, m, &e)
 	case "jepsen":
 		w.jepsen(ctx, m, &e)
 	default:
@@ -117,14 +117,18 @@ func (w *workshop) steps(ctx context.Context, e *entry) {
 }
 
 // simulate runs seeds until one fails.
-func (w *workshop) simulate(ctx context.Context, e *entry) {
+func (w *workshop) simulate(ctx context.Context, m *mutants.Mutant, e *entry) {
+	kind := w.o.kind
+	if m != nil && m.Kind != "" {
+		kind = m.Kind
+	}
 	bin := filepath.Join(w.dir, "sim.test")
 	if !w.build(ctx, e, "test", "-c", "-overlay", w.overlay, "-o", bin, "./internal/sim") {
 		return
 	}
 	w.untilFound(ctx, e, w.o.seeds, func(seed string) []string {
 		return []string{bin, "-test.run", "^TestSimulation$", "-test.v", "-test.timeout", w.o.simLimit.String(),
-			"-sim.kind", w.o.kind, "-sim.seeds", seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim")}
+			"-sim.kind", kind, "-sim.seeds", seed, "-sim.hours", fmt.Sprint(w.o.hours), "-sim.out", filepath.Join(w.dir, "sim")}
 	})
 }
 
