@@ -105,7 +105,9 @@ func (r *replica) startAnew(cause error) (string, error) {
 	return name, nil
 }
 
-// nextStore is a name that no store of the replica has.
+// nextStore is the name of the store that is made next beside the live one, by a
+// snapshot, a rollback, or anew: one that no store of the replica has. What a crash
+// leaves of it goes when the replica is opened (removeOldStores).
 func (r *replica) nextStore() (string, error) {
 	names, err := dirNames(r.dir)
 	if err != nil {

@@ -537,19 +537,18 @@ func (r *replica) installStore(manifest *snapshot.Manifest, files string) error 
 		return err
 	}
 	failpoint.Hit("cluster.install.begin")
-	n, _ := storeNumber(live)
-	name := fmt.Sprintf("store-%d", n+1)
-	dir := filepath.Join(r.dir, name)
-	if err := os.RemoveAll(dir); err != nil {
+	name, err := r.nextStore()
+	if err != nil {
 		return fmt.Errorf("installing snapshot: %w", err)
 	}
+	dir := filepath.Join(r.dir, name)
 	if err := snapshot.Link(dir, files, manifest); err != nil {
-		return fmt.Errorf("installing snapshot: %w", err)
+		return errors.Join(fmt.Errorf("installing snapshot: %w", err), os.RemoveAll(dir))
 	}
 	failpoint.Hit("cluster.install.linked")
 	store, err := r.node.opts.Driver.Open(dir)
 	if err != nil {
-		return fmt.Errorf("installing snapshot: opening %s: %w", name, err)
+		return errors.Join(fmt.Errorf("installing snapshot: opening %s: %w", name, err), os.RemoveAll(dir))
 	}
 	if err := holds(store, manifest); err != nil {
 		return errors.Join(fmt.Errorf("installing snapshot: %w", err), store.Close(), os.RemoveAll(dir))
