@@ -292,3 +292,14 @@ func (n *Node) DroppedStates(g base.GroupID) int {
 	}
 	return r.machine.Header().Dropped
 }
+
+// ProposingRollback makes a replica believe that a rollback is being proposed, until
+// it is released.
+func (n *Node) ProposingRollback(g base.GroupID) (release func(), err error) {
+	r, err := n.replicaOf(g)
+	if err != nil {
+		return nil, err
+	}
+	r.rollback.members.Lock()
+	return r.rollback.members.Unlock, nil
+}

@@ -294,9 +294,12 @@ func (r *replica) check(v *meta.View) {
 }
 
 // changeMembers brings the group a step nearer to its record, but not while it is
-// being rolled back: who is prepared then is to stay.
+// being rolled back: who is prepared then is to stay. It does not wait for a rollback
+// that is being proposed, which needs a quorum: the next look comes.
 func (r *replica) changeMembers(rec *meta.Shard, polled map[raft.ServerID]transport.TermAnswer) error {
-	r.rollback.members.Lock()
+	if !r.rollback.members.TryLock() {
+		return nil
+	}
 	defer r.rollback.members.Unlock()
 	if r.machine.Header().Fence != 0 {
 		return nil

@@ -1,10 +1,13 @@
 package cluster_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/cluster"
+	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/testcluster"
 )
 
@@ -47,4 +50,36 @@ func TestRollbackThatComesWhenShardsOpenIsAnother(t *testing.T) {
 	k.renew(was + 1)
 	k.holds(n)
 	k.nothingLeft()
+}
+
+// A rollback that is proposed waits for a quorum. The replica goes on meanwhile with all
+// that it looks after: states that are dropped, say, more than once.
+func TestReplicaLooksAfterItsShardWhileARollbackIsProposed(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, testcluster.Options{})
+	k.mustWrite(k.put("k1", "v"))
+	for i := range 3 {
+		release, err := k.Node(i).ProposingRollback(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+	}
+	for name, id := range map[string]engine.FamilyID{"values": k.values, "lists": k.lists} {
+		if _, err := k.Node(0).Drop(k.ctx(), "kit", name); err != nil {
+			t.Fatal(err)
+		}
+		k.Eventually(name+" is dropped", func() error {
+			st, err := k.Node(k.Leader(1)).NodeStatus(k.ctx())
+			if err != nil {
+				return err
+			}
+			for _, g := range st.Groups {
+				if slices.Contains(g.States, uint32(id)) {
+					return fmt.Errorf("it is declared in %s", g.Group)
+				}
+			}
+			return nil
+		})
+	}
 }

@@ -371,14 +371,15 @@ func (r *replica) putBack(rb raftfsm.Rollback, seal func(engine.Store) error) (e
 	if err != nil {
 		return nil, nil, err
 	}
-	name, err := r.nextStore()
-	if err != nil {
+	n, _ := storeNumber(live)
+	name := fmt.Sprintf("store-%d", n+1)
+	dir := filepath.Join(r.dir, name)
+	if err := os.RemoveAll(dir); err != nil {
 		return nil, nil, err
 	}
-	dir := filepath.Join(r.dir, name)
 	store, err := r.openLinked(dir, filepath.Join(prepared, preparedFiles), m)
 	if err != nil {
-		return nil, nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, nil, err
 	}
 	failpoint.Hit("cluster.rollback.opened")
 	if err = seal(store); err == nil {
