@@ -61,6 +61,8 @@ class Watch : public rocksdb::EventListener {
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
     *auto_recovery = false;
   }
+  // OnCompactionBegin has RocksDB's own compactions give way to everything else.
+  void OnCompactionBegin(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override;
   void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override;
   // Latch lets an error stand, unless one stands already.
   void Latch(const rocksdb::Status& s);
