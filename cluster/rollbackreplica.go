@@ -371,15 +371,14 @@ func (r *replica) putBack(rb raftfsm.Rollback, seal func(engine.Store) error) (e
 	if err != nil {
 		return nil, nil, err
 	}
-	n, _ := storeNumber(live)
-	name := fmt.Sprintf("store-%d", n+1)
-	dir := filepath.Join(r.dir, name)
-	if err := os.RemoveAll(dir); err != nil {
-		return nil, nil, err
-	}
-	store, err := r.openLinked(dir, filepath.Join(prepared, preparedFiles), m)
+	name, err := r.nextStore()
 	if err != nil {
 		return nil, nil, err
+	}
+	dir := filepath.Join(r.dir, name)
+	store, err := r.openLinked(dir, filepath.Join(prepared, preparedFiles), m)
+	if err != nil {
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	failpoint.Hit("cluster.rollback.opened")
 	if err = seal(store); err == nil {
