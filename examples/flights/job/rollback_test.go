@@ -365,7 +365,7 @@ func (c *fakeCluster) count(ctx context.Context, text, name string, onAck func(A
 // though a run goes on that was thought to be dead, the state is that of one pass.
 func TestRollbackAndRewindCountExactlyOnce(t *testing.T) {
 	var rollbacks, replaced atomic.Int64
-	rapid.Check(t, func(r *rapid.T) {
+	check := func(r *rapid.T) {
 		text := flightsOf(r)
 		seed, trouble := rapid.Uint64().Draw(r, "seed"), rapid.SampledFrom([]float64{0, 0.02, 0.1}).Draw(r, "trouble")
 		kills := rapid.SliceOfN(rapid.Int64Range(1, 100), 0, 3).Draw(r, "rows before each kill")
@@ -437,7 +437,12 @@ func TestRollbackAndRewindCountExactlyOnce(t *testing.T) {
 		if got[0] != report || got[1] != days {
 			r.Fatalf("report\n%s\nwant\n%s\ndays\n%s\nwant\n%s", got[0], report, got[1], days)
 		}
-	})
+	}
+	for range 8 { // few runs are replaced, and in one of seven times none
+		if rapid.Check(t, check); t.Failed() || rollbacks.Load() > 0 && replaced.Load() > 0 {
+			break
+		}
+	}
 	if rollbacks.Load() == 0 || replaced.Load() == 0 {
 		t.Errorf("%d rollbacks, %d runs were replaced", rollbacks.Load(), replaced.Load())
 	}
