@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -30,6 +31,10 @@ type FetchOptions struct {
 	// ReuseDirs are directories whose immutable files are hard-linked if name,
 	// size and hash are right.
 	ReuseDirs []string
+	// Read, if set, knows files of ReuseDirs that were read not longer than ReadWithin
+	// ago: these are linked without being read again.
+	Read       *HashCache
+	ReadWithin time.Duration
 	// Hashes, if set, is told of the files that never change: whoever hashes them,
 	// or links to them, later need not read them.
 	Hashes *HashCache
@@ -131,8 +136,10 @@ func (f *fetch) file(ctx context.Context, want *File) error {
 	if Immutable(want.Name) {
 		for _, d := range f.opts.ReuseDirs {
 			// A file that vanished meanwhile, or that is another, is fetched.
-			if ok, err := f.isRight(ctx, d, want); err != nil || !ok {
-				continue
+			if !f.opts.Read.read(d, want, f.opts.ReadWithin) {
+				if ok, err := f.isRight(ctx, d, want); err != nil || !ok {
+					continue
+				}
 			}
 			if f.replaceByLink(d, want.Name) == nil {
 				f.progress(want.Size, false)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -195,6 +196,59 @@ func TestFetchReusesOnlyRightImmutableFiles(t *testing.T) {
 		if os.SameFile(a, b) != same {
 			t.Errorf("%s is shared: %v", n, !same)
 		}
+	}
+}
+
+// A file that was read lately is linked unread; one that was written to since, or that
+// was read too long ago, is read, and fetched if it is wrong.
+func TestFetchBelievesWhatWasReadLately(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		within time.Duration
+		touch  bool
+		linked bool
+	}{
+		{"lately", time.Hour, false, true},
+		{"long ago", 0, false, false},
+		{"written to since", time.Hour, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			content := sampleContent()
+			have := content.write(t)
+			hashes := snapshot.NewHashCache()
+			if _, err := snapshot.HashFiles(testCtx(t), have, hashes); err != nil {
+				t.Fatal(err)
+			}
+			rotten := filepath.Join(have, "000007.sst")
+			st, err := os.Stat(rotten)
+			if err != nil {
+				t.Fatal(err)
+			}
+			raw := bytes.Clone(content["000007.sst"])
+			raw[100] ^= 4
+			if err := os.WriteFile(rotten, raw, 0o640); err != nil {
+				t.Fatal(err)
+			}
+			at := st.ModTime() // rot of the disk leaves it as it was
+			if c.touch {
+				at = at.Add(time.Second)
+			}
+			if err := os.Chtimes(rotten, at, at); err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			o := snapshot.FetchOptions{ReuseDirs: []string{have}, Read: hashes, ReadWithin: c.within}
+			if err := snapshot.Fetch(testCtx(t), &source{files: content}, content.manifest(), dir, o); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.Stat(filepath.Join(dir, "000007.sst"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if os.SameFile(st, got) != c.linked {
+				t.Errorf("linked: %t, want %t", !c.linked, c.linked)
+			}
+		})
 	}
 }
 

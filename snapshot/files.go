@@ -29,7 +29,13 @@ const hashParallel = 2
 // checkpoints is read once.
 type HashCache struct {
 	mu sync.Mutex
-	m  map[fileIdentity][sha256.Size]byte
+	m  map[fileIdentity]knownHash
+}
+
+// knownHash is the hash of a file, and when it was computed of the file's bytes.
+type knownHash struct {
+	sum [sha256.Size]byte
+	at  time.Time
 }
 
 type fileIdentity struct {
@@ -44,13 +50,33 @@ type fileIdentity struct {
 const maxCached = 200_000
 
 // NewHashCache returns an empty cache.
-func NewHashCache() *HashCache { return &HashCache{m: map[fileIdentity][sha256.Size]byte{}} }
+func NewHashCache() *HashCache { return &HashCache{m: map[fileIdentity]knownHash{}} }
 
 func (c *HashCache) get(id fileIdentity) (sum [sha256.Size]byte, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	sum, ok = c.m[id]
-	return sum, ok
+	k, ok := c.m[id]
+	return k.sum, ok
+}
+
+// read says whether the file of that name in dir was read within the time given, was
+// not written to since, and has the content that is wanted.
+func (c *HashCache) read(dir string, want *File, within time.Duration) bool {
+	if c == nil || !Immutable(want.Name) {
+		return false
+	}
+	st, err := os.Lstat(filepath.Join(dir, want.Name))
+	if err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	id, ok := identityOf(want.Name, st)
+	if !ok {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k, ok := c.m[id]
+	return ok && k.sum == want.SHA256 && id.size == want.Size && time.Since(k.at) < within
 }
 
 func (c *HashCache) put(id fileIdentity, sum [sha256.Size]byte) {
@@ -59,7 +85,7 @@ func (c *HashCache) put(id fileIdentity, sum [sha256.Size]byte) {
 	if len(c.m) >= maxCached {
 		clear(c.m)
 	}
-	c.m[id] = sum
+	c.m[id] = knownHash{sum: sum, at: time.Now()}
 }
 
 // note remembers the hash of a file that was just compared with it; what changes,
