@@ -191,6 +191,12 @@ func (r *replica) cannotGoOn(l *lineage, h *raftfsm.Header) string {
 	if first, err := r.log.FirstIndex(); err != nil || first == 0 || first > l.next() {
 		return fmt.Sprintf("the log begins at %d, %d is next", first, l.next())
 	}
+	// Behind a snapshot that was just installed the log still has what was never
+	// committed. With one entry of the same term all before it are the same.
+	var e raft.Log
+	if err := r.log.GetLog(h.AppliedIndex, &e); err != nil || e.Term != h.AppliedTerm {
+		return fmt.Sprintf("entry %d of the log is not the one that was applied", h.AppliedIndex)
+	}
 	return ""
 }
 
