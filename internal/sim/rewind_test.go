@@ -110,3 +110,31 @@ func TestContentsDiffer(t *testing.T) {
 		}
 	}
 }
+
+// TestShortErasProveNothing: an era in which a workload came to nothing is no failure, if
+// another era shows something of it.
+func TestShortErasProveNothing(t *testing.T) {
+	op := func(o history.Outcome, f string) history.Op {
+		return history.Op{ID: 1, Process: 1, Workload: "register", F: f, Key: "a", Invoke: 1, Return: 2, Outcome: o}
+	}
+	unknown := op(history.Unknown, "write")
+	unknown.Arg, unknown.Return = []int64{1}, history.Never
+	short := &history.History{Ops: []history.Op{unknown}, Complete: true}
+	long := &history.History{Ops: []history.Op{op(history.OK, "read")}, Complete: true}
+	for _, c := range []struct {
+		name string
+		of   []judged
+		want check.Verdict
+	}{
+		{"a short era before a long one", []judged{{"", short, true}, {"era 0", long, true}}, check.Pass},
+		{"behind it", []judged{{"era 0", long, true}, {"", short, true}}, check.Pass},
+		{"nothing but short ones", []judged{{"", short, true}, {"era 0", short, true}}, check.Unknown},
+		{"nothing but short ones that were ended", []judged{{"era 0", short, false}}, check.Unknown},
+	} {
+		r := &Report{histories: c.of}
+		r.judge()
+		if got := r.Verdict(); got != c.want {
+			t.Errorf("%s: %v, want %v: %+v", c.name, got, c.want, r.Results)
+		}
+	}
+}

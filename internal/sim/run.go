@@ -100,17 +100,33 @@ func Run(t *testing.T, cfg Config, dir string) (r *Report) {
 	return r
 }
 
-// judge has the histories judged.
+// judge has the histories judged. An era that ended soon after it had begun may have
+// no operation of a workload that succeeded: another one must have then.
 func (r *Report) judge() {
 	var all []check.Result
+	proved := map[string]bool{}
+	nothing := map[string]check.Result{}
 	for _, j := range r.histories {
 		for _, x := range check.Judge(j.history, check.Options{Limit: 30 * time.Second, Parallel: 1}) {
-			if x.Verdict == check.Unknown && !j.whole {
-				continue
-			}
+			workload := x.Name
 			if j.name != "" {
 				x.Name = j.name + ": " + x.Name
 			}
+			switch {
+			case x.OK > 0:
+				proved[workload] = true
+			case x.Verdict == check.Unknown:
+				nothing[workload] = x
+				continue
+			}
+			if x.Verdict == check.Unknown && !j.whole {
+				continue
+			}
+			all = append(all, x)
+		}
+	}
+	for workload, x := range nothing {
+		if !proved[workload] {
 			all = append(all, x)
 		}
 	}

@@ -123,6 +123,8 @@ func (w *world) configure(i int, o *cluster.Options) {
 		o.Objects, o.ObjectsURI = w.objects.store(), "file:///objects"
 		o.CheckpointRetain, o.CheckpointTimeout = 3, 20*time.Second
 		o.CheckpointLocalLinks, o.CheckpointChangelog = w.cfg.LocalLinks, w.cfg.Changelog
+		// Little is written here: what comes between two checkpoints is to be stored.
+		o.ChangelogSegmentBytes, o.ChangelogSegmentAge = 2<<10, time.Second
 	}
 }
 
