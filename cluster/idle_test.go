@@ -41,6 +41,7 @@ func TestReplacedFilesAreLookedForUntilGone(t *testing.T) {
 	parent := t.TempDir()
 	r := &replica{generation: 3, dir: filepath.Join(parent, "3")}
 	r.logger = slog.New(slog.DiscardHandler)
+	r.node = &Node{remover: newTestRemover(t, t.TempDir(), false)}
 	for _, d := range []string{"1" + replacedSuffix, "2", "3", "4", "other"} {
 		if err := os.MkdirAll(filepath.Join(parent, d, "store-1"), 0o755); err != nil {
 			t.Fatal(err)
