@@ -59,6 +59,7 @@ type fake struct {
 	// script decides about a write at a node; nil is the normal deed.
 	script  func(node int, q *keelstatepb.WriteRequest) deed
 	changed chan struct{} // closed at a change of the topology
+	hushed  bool          // the last change is not for watchers, those that begin later included
 	// read answers a read at the leader in place of the last value applied; an
 	// error ends the stream.
 	read func(q *keelstatepb.ReadRequest) ([]*keelstatepb.Answer, error)
@@ -145,6 +146,7 @@ func (f *fake) change(quiet bool, do func()) {
 	defer f.mu.Unlock()
 	do()
 	f.revision++
+	f.hushed = quiet
 	if !quiet {
 		close(f.changed)
 		f.changed = make(chan struct{})
@@ -164,10 +166,12 @@ func (n *fakeNode) GetTopology(context.Context, *keelstatepb.GetTopologyRequest)
 func (n *fakeNode) WatchTopology(_ *keelstatepb.GetTopologyRequest, s grpc.ServerStreamingServer[keelstatepb.Topology]) error {
 	for {
 		n.fake.mu.Lock()
-		t, changed := n.fake.topologyLocked(), n.fake.changed
+		t, changed, hushed := n.fake.topologyLocked(), n.fake.changed, n.fake.hushed
 		n.fake.mu.Unlock()
-		if err := s.Send(t); err != nil {
-			return err
+		if !hushed {
+			if err := s.Send(t); err != nil {
+				return err
+			}
 		}
 		select {
 		case <-changed:
