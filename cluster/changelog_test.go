@@ -142,34 +142,61 @@ func TestRestoreFromAChangelogCheckpoint(t *testing.T) {
 	})
 }
 
-// A checkpoint that fails when the log is stored, but not the manifest, leaves the
-// others as they were, and the next one is whole.
+// A checkpoint that fails while the log is stored leaves the others as they were, and
+// the next one is whole: a shard that failed stores files. One that the failure of
+// another has stopped, before it registered anything, goes on with its log.
 func TestChangelogCheckpointThatFailsIsFollowedByFiles(t *testing.T) {
 	t.Parallel()
-	k := newRollingKit(t, testcluster.Options{Nodes: 1, Engine: "mem", Configure: func(i int, o *cluster.Options) {
-		inChangelogMode(i, o)
-		o.OrphanGrace = time.Nanosecond
-	}})
-	k.more()
-	k.mustLog(0)
-	k.more()
-	second := k.mustLog(2)
-	k.more()
-	var puts atomic.Int64
-	k.faults(func(op fault.Op, _ string) fault.Fault {
-		if op == fault.OpPut && puts.Add(1) > 2 { // the segments of both shards, or one and its manifest
-			return fault.Fault{Err: fault.Trouble("no space")}
-		}
-		return fault.Fault{}
-	})
-	c, err := k.create(0)
-	if err != nil || c.Phase != meta.CheckpointFailed {
-		t.Fatalf("%v, %+v", err, c)
+	for _, tc := range []struct {
+		name     string
+		stored   int64 // this many puts succeed
+		waits    bool  // those behind the first failure wait until the checkpoint has failed
+		min, max int   // shards with a log in the next checkpoint
+	}{
+		{name: "both", stored: 2, max: 1}, // the segments of both shards, or one and its manifest
+		{name: "one, the other stopped", waits: true, min: 1, max: 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			k := newRollingKit(t, testcluster.Options{Nodes: 1, Engine: "mem", Configure: func(i int, o *cluster.Options) {
+				inChangelogMode(i, o)
+				o.OrphanGrace = time.Nanosecond
+			}})
+			k.more()
+			k.mustLog(0)
+			k.more()
+			second := k.mustLog(2)
+			k.more()
+			var puts atomic.Int64
+			failed := make(chan struct{})
+			k.faults(func(op fault.Op, _ string) fault.Fault {
+				if op != fault.OpPut {
+					return fault.Fault{}
+				}
+				n := puts.Add(1)
+				if tc.waits && n > 1 {
+					<-failed
+				}
+				if n > tc.stored {
+					return fault.Fault{Err: fault.Trouble("no space")}
+				}
+				return fault.Fault{}
+			})
+			c, err := k.create(0)
+			if err != nil || c.Phase != meta.CheckpointFailed {
+				t.Fatalf("%v, %+v", err, c)
+			}
+			k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{} })
+			close(failed)
+			k.more()
+			next := k.mustCreate()
+			k.saved[next.Number] = k.contents(k.keys)
+			if n := logged(next); n < tc.min || n > tc.max {
+				t.Fatalf("%d shards with a log, want %d to %d: %+v", n, tc.min, tc.max, next)
+			}
+			k.more()
+			k.mustLog(2)
+			k.mustBack(second + 2)
+		})
 	}
-	k.faults(func(fault.Op, string) fault.Fault { return fault.Fault{} })
-	k.more()
-	k.mustLog(0)
-	k.more()
-	k.mustLog(2)
-	k.mustBack(second + 2)
 }
