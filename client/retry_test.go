@@ -113,7 +113,11 @@ func TestFinalRefusals(t *testing.T) {
 
 func TestRedirect(t *testing.T) {
 	f := newFake(t, 3)
-	v := f.value(f.client(WithBackoff(time.Hour, time.Hour)))
+	c := f.client(WithBackoff(time.Hour, time.Hour))
+	v := f.value(c)
+	if err := c.Ready(testContext(t)); err != nil { // it knows the old leader
+		t.Fatal(err)
+	}
 	f.change(true, func() { f.leader = 2 })
 	if _, err := v.Set(testContext(t), "a", "x"); err != nil { // an hour's pause would end it
 		t.Fatal(err)
