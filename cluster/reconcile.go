@@ -341,8 +341,9 @@ func (r *replica) takeSnapshot(ctx context.Context, keep uint64) (uint64, error)
 	if slow, ok := r.slowest(); ok && r.log.BytesFrom(slow+1) <= r.opts.LogHardBytes {
 		if last, err := r.log.LastIndex(); err == nil && last > slow {
 			// raft counts from the last entry at the time of the cut: leave room
-			// for what is written until then.
-			rc.TrailingLogs = max(rc.TrailingLogs, 2*(last-slow))
+			// for what is written until then, as far as the bound allows.
+			most := r.reloadable(r.log, r.opts.LogHardBytes).TrailingLogs
+			rc.TrailingLogs = max(rc.TrailingLogs, min(2*(last-slow), most))
 		}
 	}
 	if err := r.raft.ReloadConfig(rc); err != nil {
