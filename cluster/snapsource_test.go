@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/keelstate/keelstate/cluster"
 	"github.com/keelstate/keelstate/internal/testcluster"
+	"github.com/keelstate/keelstate/objectstore"
 	"github.com/keelstate/keelstate/objectstore/fault"
 )
 
@@ -50,7 +52,10 @@ func TestRebuiltReplicaReadsFromTheStoreOrTheLeader(t *testing.T) {
 			k.Stop(victim)
 			remove(t, filepath.Join(k.Dir(victim), "groups"))
 			if c.leaderFails {
-				k.loseSnapshotFile(k.Leader(1))
+				// The live store has it under another name.
+				if err := os.Remove(k.largestSnapshotFile(k.Leader(1))); err != nil {
+					t.Fatal(err)
+				}
 			}
 			k.Start(victim)
 			k.Eventually("the replica is rebuilt", func() error {
@@ -74,26 +79,31 @@ func TestRebuiltReplicaReadsFromTheStoreOrTheLeader(t *testing.T) {
 // begins behind a snapshot of the files that are in the store. It returns a follower.
 func (k *checkpointKit) readyToRebuild() int {
 	k.t.Helper()
-	c := k.mustCreate()
-	uploader := k.index(c.Shards[0].Uploader)
-	k.Eventually("the uploader leads", func() error {
+	uploader := 0
+	k.Eventually("the uploader leads, and its snapshot is of files of the store", func() error {
+		c := k.mustCreate()
+		uploader = k.index(c.Shards[0].Uploader)
 		if _, err := k.Node(uploader).TransferLeader(k.ctx(), 1, testcluster.ID(uploader)); err != nil {
 			return err
 		}
 		if k.Leader(1) != uploader {
 			return errors.New("another node leads")
 		}
-		return nil
+		if _, _, err := k.Node(uploader).SnapshotShard(k.ctx(), 1); err != nil {
+			return err
+		}
+		if k.isStored(k.largestSnapshotFile(uploader)) {
+			return nil
+		}
+		k.mustWrite(k.put("k0", "again")) // a compaction came between
+		return errors.New("the largest file of the snapshot is not in the store")
 	})
-	if _, _, err := k.Node(uploader).SnapshotShard(k.ctx(), 1); err != nil {
-		k.t.Fatal(err)
-	}
 	return (uploader + 1) % 3
 }
 
-// loseSnapshotFile removes the largest of the engine's files of the newest snapshot
-// of a node's replica, which is in the store; the live store has it under another name.
-func (k *checkpointKit) loseSnapshotFile(node int) {
+// largestSnapshotFile is the path of the largest of the engine's files of the newest
+// snapshot of a node's replica.
+func (k *checkpointKit) largestSnapshotFile(node int) string {
 	k.t.Helper()
 	files, err := filepath.Glob(filepath.Join(k.Dir(node), "groups", "1", "*", "snapshots", "*", "files", "*.sst"))
 	if err != nil || len(files) == 0 {
@@ -106,8 +116,18 @@ func (k *checkpointKit) loseSnapshotFile(node int) {
 		}
 		return st.Size()
 	}
-	largest := slices.MaxFunc(files, func(a, b string) int { return cmp.Compare(size(a), size(b)) })
-	if err := os.Remove(largest); err != nil {
+	return slices.MaxFunc(files, func(a, b string) int { return cmp.Compare(size(a), size(b)) })
+}
+
+// isStored says whether an object is the content of a file, or has it among others.
+func (k *checkpointKit) isStored(path string) bool {
+	k.t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
 		k.t.Fatal(err)
 	}
+	return slices.ContainsFunc(k.stored(), func(key string) bool {
+		raw, err := objectstore.ReadAll(k.ctx(), k.objects, key, 1<<30)
+		return err == nil && bytes.Contains(raw, content)
+	})
 }
