@@ -231,6 +231,7 @@ func TestAmnesiacDoesNotElectALeaderWithoutAnAcknowledgedWrite(t *testing.T) {
 // R3: when two of three lose their logs, the write may be on the third only.
 // Nothing is served and nothing founded anew; the nodes say why.
 func TestMajorityWithoutLogsStaysUnavailable(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "acknowledged"))
 	for i := range 3 {
@@ -269,6 +270,7 @@ func TestMajorityWithoutLogsStaysUnavailable(t *testing.T) {
 // R3, B24: a founder that loses its log before the founding has ended does not
 // found the system group a second time under the same cluster id.
 func TestFounderWithoutItsLogDoesNotFoundAgain(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	k.Stop(2)
 	reply, err := k.Node(0).Init(initCtx(t, 2*time.Second), k.Spec())
@@ -293,6 +295,7 @@ func TestFounderWithoutItsLogDoesNotFoundAgain(t *testing.T) {
 // follow the copy afterwards, so the third replica is not elected without the
 // write.
 func TestOlderLogAfterACrashElectsNobodyWithoutAnAcknowledgedWrite(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Nodes: 5, Replication: 3})
 	k.mustWrite(k.put("k", "first"))
 	a := k.Leader(1)

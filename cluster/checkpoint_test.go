@@ -220,6 +220,7 @@ func TestCheckpointHoldsWhatWasAcknowledgedBeforeAndNothingAfter(t *testing.T) {
 }
 
 func TestSecondCheckpointUploadsOnlyWhatIsNew(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Engine: "rocks", Nodes: 3})
 	big := strings.Repeat("x", 10_000)
 	for i := range 100 {
@@ -238,6 +239,7 @@ func TestSecondCheckpointUploadsOnlyWhatIsNew(t *testing.T) {
 
 // What is no longer retained goes from the store, and nothing else.
 func TestRetiredCheckpointsGiveTheirObjectsBack(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Engine: "mem", Configure: func(_ int, o *cluster.Options) { o.CheckpointRetain = 2 }})
 	for i := range 5 {
 		k.mustWrite(k.put("a", fmt.Sprint(i)))
@@ -280,6 +282,7 @@ func TestRetiredCheckpointsGiveTheirObjectsBack(t *testing.T) {
 // A write whose client has seen the barrier of a checkpoint is not in it,
 // whichever shard it goes to and however late that shard is.
 func TestWritesBehindASeenBarrierAreNotInTheCheckpoint(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Shards: 2})
 	key := map[base.GroupID]string{}
 	top, err := k.Node(0).Topology(k.ctx(), 0)
@@ -344,6 +347,7 @@ func TestWritesBehindASeenBarrierAreNotInTheCheckpoint(t *testing.T) {
 // A barrier that no checkpoint has is not believed, near or far: no client can fail
 // a checkpoint.
 func TestBarriersThatNeverWere(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{})
 	for _, seen := range []uint64{1, 2, 1 << 60} {
 		res := k.submit(k.Leader(1), &raftfsm.Request{BarrierSeen: seen, Mutations: []raftfsm.Mutation{{Mutation: k.put("a", fmt.Sprint(seen))}}})
@@ -359,6 +363,7 @@ func TestBarriersThatNeverWere(t *testing.T) {
 // B51, B56: a store that refuses fails the checkpoint with one clear cause; writes
 // go on, and what was kept is whole.
 func TestStoreInTroubleFailsTheCheckpointAlone(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) { o.CheckpointTimeout = 3 * time.Second }})
 	k.mustWrite(k.put("a", "1"))
 	kept := k.mustCreate()
@@ -402,6 +407,7 @@ func TestStoreInTroubleFailsTheCheckpointAlone(t *testing.T) {
 // What the registry knows and the store has not is stored again: the bucket was
 // emptied, or the nodes were given another one.
 func TestObjectsThatTheStoreHasLostAreStoredAgain(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{})
 	k.mustWrite(k.put("a", "1"))
 	k.mustCreate()
@@ -424,6 +430,7 @@ func TestObjectsThatTheStoreHasLostAreStoredAgain(t *testing.T) {
 // The coordinator's node has another store than the uploaders: no checkpoint
 // completes that lies in two places.
 func TestNodesWithDifferentStoresCompleteNothing(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{})
 	k.mustWrite(k.put("a", "1"))
 	k.faults(func(op fault.Op, _ string) fault.Fault {
@@ -442,6 +449,7 @@ func TestNodesWithDifferentStoresCompleteNothing(t *testing.T) {
 
 // Whoever is restarted while a checkpoint runs, it ends, and the next one is whole.
 func TestCheckpointsSurviveRestarts(t *testing.T) {
+	t.Parallel()
 	for _, who := range []string{"uploader", "coordinator", "leader"} {
 		t.Run(who, func(t *testing.T) {
 			k := newCheckpointKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) { o.CheckpointTimeout = 10 * time.Second }})
@@ -527,6 +535,7 @@ func (k *checkpointKit) index(id base.NodeID) int {
 }
 
 func TestAutomaticCheckpoints(t *testing.T) {
+	t.Parallel()
 	k := newCheckpointKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) {
 		o.CheckpointInterval, o.CheckpointRetain = 100*time.Millisecond, 2
 	}})

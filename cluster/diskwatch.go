@@ -241,6 +241,8 @@ func (d *diskWatch) handOver(g *group, to base.NodeID) bool {
 // sick says in words what is wrong with the disk, empty if nothing is.
 func (d *diskWatch) sick() string {
 	switch {
+	case d.failed.Load():
+		return "the node has failed and stops; its log says why"
 	case d.hung.Load():
 		return fmt.Sprintf("the disk hangs: a write of the raft log has not returned for more than %s", d.node.opts.SyncLimit)
 	case d.low.Load():

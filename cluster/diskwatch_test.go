@@ -89,6 +89,7 @@ func TestLeaderWithAHungDiskLosesItsOffice(t *testing.T) {
 // B23: a disk that hangs may hang whoever asks for its space, too; the node falls
 // silent all the same.
 func TestHungDiskIsNoticedWhileItsSpaceIsAskedFor(t *testing.T) {
+	t.Parallel()
 	var disks [3]hangingDisk
 	var asks [3]atomic.Pointer[chan struct{}]
 	var waits atomic.Bool
@@ -135,6 +136,7 @@ func TestHungDiskIsNoticedWhileItsSpaceIsAskedFor(t *testing.T) {
 // takes them back by itself when there is space; when no node has space, writes
 // that add data are refused as not applied, and deletes pass.
 func TestNearlyFullDiskShedsItsOffices(t *testing.T) {
+	t.Parallel()
 	var free [3]atomic.Uint64
 	k := newKit(t, testcluster.Options{Configure: func(i int, o *cluster.Options) {
 		free[i].Store(10 << 30)
@@ -191,6 +193,7 @@ func TestNearlyFullDiskShedsItsOffices(t *testing.T) {
 // The ballast is made where there is room, and given up when the log meets the
 // end of the disk, so that Raft's own writes go on.
 func TestBallastIsGivenUpForTheLog(t *testing.T) {
+	t.Parallel()
 	var full atomic.Bool
 	var k *kit
 	ballast := func() string { return filepath.Join(k.Dir(0), "BALLAST") }

@@ -17,6 +17,7 @@ import (
 // old data are never seen, before and after restarts, and their family goes from
 // every replica once the drop is flushed.
 func TestDroppedAndRedeclaredStateIsEmpty(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"same kind", "another kind"} {
 		t.Run(kind, func(t *testing.T) {
 			eachEngine(t, func(t *testing.T, e string) {

@@ -23,6 +23,7 @@ func initCtx(t *testing.T, d time.Duration) context.Context {
 // B24: the same init again, at any node, shows the founding; another list is
 // refused; nothing of the state is touched.
 func TestInitAgainResumesAndAnotherListIsRefused(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "old"))
 	for i := range 3 {
@@ -50,6 +51,7 @@ func TestInitAgainResumesAndAnotherListIsRefused(t *testing.T) {
 // An init that another node than the founder got is enough: the founder drops
 // the connection that it came by when it begins, and goes on by itself.
 func TestInitForwardedToTheFounderIsEnough(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	reply, err := k.Node(2).Init(initCtx(t, testcluster.Wait), k.Spec())
 	if err != nil || reply.Phase != "done" {
@@ -78,6 +80,7 @@ func TestFounderLostRightAfterInit(t *testing.T) {
 
 // The caller may be gone as soon as the founder has begun.
 func TestFoundingGoesOnWithoutItsCaller(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -98,6 +101,7 @@ func TestFoundingGoesOnWithoutItsCaller(t *testing.T) {
 
 // B24: init called on every node at once founds one cluster.
 func TestInitOnAllNodesAtOnceFoundsOneCluster(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	type answer struct {
 		reply *cluster.FoundReply
@@ -130,6 +134,7 @@ func TestInitOnAllNodesAtOnceFoundsOneCluster(t *testing.T) {
 // B24: only a part of the nodes is up at the first init: it says which is
 // missing, goes on by itself when that one comes, and the same init shows it.
 func TestInitWaitsForAMissingNodeAndGoesOn(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	k.Stop(2)
 	reply, err := k.Node(0).Init(initCtx(t, 2*time.Second), k.Spec())
@@ -159,6 +164,7 @@ func TestInitWaitsForAMissingNodeAndGoesOn(t *testing.T) {
 // An init that does not end in time answers before the caller's deadline, at the
 // founder and at a node that passes it on, with what the founding waits for.
 func TestInitThatMustWaitAnswersBeforeTheDeadline(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	k.Stop(2)
 	for _, node := range []int{0, 1} {
@@ -186,6 +192,7 @@ func TestInitThatMustWaitAnswersBeforeTheDeadline(t *testing.T) {
 
 // B24: every order of starting the nodes again elects leaders with all state.
 func TestEveryStartOrderServesTheState(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "v"), k.add("s", 1))
 	for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
@@ -205,6 +212,7 @@ func TestEveryStartOrderServesTheState(t *testing.T) {
 // B24: a node that comes back alone, cut off, with its old data, and is told to
 // found again, neither leads nor accepts writes.
 func TestNodeAloneWithOldDataDoesNotFoundAgain(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "good"))
 	for i := range 3 {
@@ -236,6 +244,7 @@ func TestNodeAloneWithOldDataDoesNotFoundAgain(t *testing.T) {
 // B24: empty nodes that found a new cluster beside an old node do not touch it:
 // the cluster ids differ, so no connection between them is made.
 func TestOldNodeDoesNotMeetANewCluster(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "old"))
 	for i := range 3 {
@@ -268,6 +277,7 @@ func TestOldNodeDoesNotMeetANewCluster(t *testing.T) {
 // A list with a wrong id, or that does not name the node called, is refused
 // with what to do; an admitted node of another cluster is named.
 func TestInitRefusesWrongLists(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Unfounded: true})
 	spec := k.Spec()
 	spec.Nodes = spec.Nodes[1:]

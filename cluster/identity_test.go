@@ -121,6 +121,7 @@ func TestIdentityRefusesWhatIsNotThisNodes(t *testing.T) {
 // A node comes back by itself from a damaged identity: the file is made whole
 // from its copy, whichever bit is wrong; both damaged is the end, and said.
 func TestDamagedIdentityComesBackFromItsCopy(t *testing.T) {
+	t.Parallel()
 	id := fullIdentity()
 	dir, raw := savedIdentity(t, id)
 	file, spare := filepath.Join(dir, "IDENTITY"), filepath.Join(dir, identityCopy)

@@ -69,6 +69,7 @@ func (k *kit) staleReads(node int) map[string]func() (stale bool, err error) {
 // CL2: a leader that is cut off serves no scan, no batch of queries and no
 // metadata from before what was acknowledged elsewhere.
 func TestIsolatedLeaderServesNoStaleScanBatchOrMetadata(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "1"), k.appendTo("l", "1"), k.add("s", 1))
 	old := k.Leader(base.SystemGroup)

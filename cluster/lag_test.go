@@ -51,6 +51,7 @@ func TestRestartedNodeIsReadyWhenItHasCaughtUp(t *testing.T) {
 // A node that restarts and hears of nobody is not ready: it may be the one that is
 // cut off, and a rolling restart must not go on to the next node.
 func TestRestartedNodeThatIsAloneIsNotReady(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) { o.ElectionTimeout = 50 * time.Millisecond }})
 	k.mustWrite(k.add("s", 1))
 	for i := range 3 {
@@ -78,6 +79,7 @@ func TestRestartedNodeThatIsAloneIsNotReady(t *testing.T) {
 // A shard that has lost its quorum for good keeps no restarted node from being
 // ready; the status names the shard.
 func TestLostShardKeepsNoNodeUnready(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Nodes: 5, Shards: 5, Replication: 3, Configure: func(_ int, o *cluster.Options) {
 		o.ElectionTimeout = 50 * time.Millisecond
 	}})

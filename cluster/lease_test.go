@@ -14,6 +14,7 @@ import (
 // W3: the system clock stands while no session lives. The lease of the first
 // session after a long idle time is as long as any other.
 func TestFirstSessionAfterIdleTimeHasAWholeLease(t *testing.T) {
+	t.Parallel()
 	var ahead atomic.Int64
 	k := newKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) {
 		o.WallClock = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -52,6 +53,7 @@ func TestFirstSessionAfterIdleTimeHasAWholeLease(t *testing.T) {
 // The clock of leases is no wall clock: a step of the leader's by years, in either
 // direction, neither ends a session nor makes one live for years.
 func TestStepsOfAWallClockDoNotMoveLeases(t *testing.T) {
+	t.Parallel()
 	const years = 10 * 365 * 24 * time.Hour
 	var ahead atomic.Int64
 	k := newKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) {
@@ -80,6 +82,7 @@ func TestStepsOfAWallClockDoNotMoveLeases(t *testing.T) {
 // Leases do not run while nobody can renew them: a session of a few seconds
 // outlives an outage that is longer, and ends when its lease has run out since.
 func TestLeasesStandWhileNobodyLeads(t *testing.T) {
+	t.Parallel()
 	const lease, outage = 2 * time.Second, 5 * time.Second
 	k := newKit(t, testcluster.Options{})
 	id, rev, _, err := k.Node(0).OpenSession(k.ctx(), lease)

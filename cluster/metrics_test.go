@@ -17,6 +17,7 @@ import (
 // Every metric of a node has the product's prefix, is there for a node that
 // serves, and bears no label of the size of keys or clients.
 func TestNodeExportsItsMetrics(t *testing.T) {
+	t.Parallel()
 	regs := make([]*prometheus.Registry, 3)
 	k := newKit(t, testcluster.Options{Engine: "rocks", Configure: func(i int, o *cluster.Options) {
 		regs[i] = prometheus.NewRegistry()

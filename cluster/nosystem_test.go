@@ -109,6 +109,7 @@ func TestRestartedShardServesWithoutASystemQuorum(t *testing.T) {
 // A node that restarts alone knows the metadata that it had noted, with a
 // snapshot of it or without, and never goes back behind it.
 func TestNodeRestartedAloneKnowsTheMetadata(t *testing.T) {
+	t.Parallel()
 	for _, compact := range []bool{false, true} {
 		t.Run(fmt.Sprintf("snapshot %v", compact), func(t *testing.T) {
 			k := newKit(t, testcluster.Options{})
@@ -167,6 +168,7 @@ func TestNodeRestartedAloneKnowsTheMetadata(t *testing.T) {
 // R3: a system log that has lost entries which the node applied is not followed;
 // the node's replica comes back under a new id.
 func TestSystemLogThatLostAppliedEntriesIsRebuilt(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	f := (k.Leader(base.SystemGroup) + 1) % 3
 	k.Eventually("the metadata is noted", func() error {
@@ -201,6 +203,7 @@ func TestSystemLogThatLostAppliedEntriesIsRebuilt(t *testing.T) {
 // Every group of a node goes on, and says so, with a quorum or without; the
 // probe that shows it neither deposes a leader nor makes one.
 func TestGroupsHaveAPulseWithoutAQuorum(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	leader := k.Leader(1)
 	term := k.Node(leader).Term(1)

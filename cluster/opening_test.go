@@ -112,6 +112,7 @@ func newSlowCluster(t *testing.T) (k *testcluster.Cluster, opening, closing *ato
 // A restart opens several replicas at once, but never more than its bound: one
 // after the other takes minutes with many shards on a busy disk.
 func TestReplicasOpenBesideOneAnother(t *testing.T) {
+	t.Parallel()
 	k, opening, _ := newSlowCluster(t)
 	k.Stop(0)
 	limit := cluster.MaxOpening()
@@ -132,6 +133,7 @@ func TestReplicasOpenBesideOneAnother(t *testing.T) {
 // A replica whose store does not open (a sick disk, a long recovery) holds up no
 // other replica of the node.
 func TestReplicaThatIsSlowToOpenHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
 	k, opening, _ := newSlowCluster(t)
 	k.Stop(0)
 	g := newTurnstile(slowShards)
@@ -150,6 +152,7 @@ func TestReplicaThatIsSlowToOpenHoldsUpNoOther(t *testing.T) {
 
 // Replicas are closed beside one another too: a stop has a time limit.
 func TestReplicasCloseBesideOneAnother(t *testing.T) {
+	t.Parallel()
 	k, _, closing := newSlowCluster(t)
 	limit := cluster.MaxOpening()
 	g := newTurnstile(min(slowShards, limit))

@@ -128,6 +128,7 @@ func succeed(t testing.TB) func(f *fakeFuture) {
 // one request, its revision is the lowest of its requests, and done is called
 // once per write with its own result.
 func TestProposerKeepsOrderAndBoundsProperty(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
 		n := rapid.IntRange(1, 2500).Draw(rt, "writes")
 		sizes := rapid.SliceOfN(rapid.SampledFrom([]int{0, 10, 1000, 300_000, maxEntryBytes - 100, maxEntryBytes + 5}), 1, 8).Draw(rt, "sizes")

@@ -16,6 +16,7 @@ import (
 // (R3); raft, which reads entries that are not in memory to apply and to send
 // them, must not panic. Started again with a disk that works, it is whole.
 func TestUnreadableLogIsNoPanic(t *testing.T) {
+	t.Parallel()
 	for _, leads := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leader=%v", leads), func(t *testing.T) {
 			var broken [3]atomic.Bool

@@ -131,6 +131,7 @@ func fill(k *kit, n int) {
 // B08: directories that do not fit together. The replica finds out, is rebuilt
 // from its peers under a new id, and never serves or leads with missing keys.
 func TestReplicaWhoseDirectoriesDoNotFitIsRebuilt(t *testing.T) {
+	t.Parallel()
 	type mismatch struct {
 		name    string
 		spoil   func(t *testing.T, dir, saved string)
@@ -186,6 +187,7 @@ func TestReplicaWhoseDirectoriesDoNotFitIsRebuilt(t *testing.T) {
 // what the node has by now, neither puts its metadata back nor cuts entries that
 // it has acknowledged; also when the node's own log is cut past it.
 func TestDelayedSystemSnapshotTakesNothingBack(t *testing.T) {
+	t.Parallel()
 	for _, compact := range []bool{false, true} {
 		t.Run(fmt.Sprintf("compacted %v", compact), func(t *testing.T) {
 			// No other leader while the snapshot is kept, also on a slow machine: one
@@ -273,6 +275,7 @@ func (k *kit) healthy(rebuilt int) error {
 
 // The data of another node is refused by name, before anything is served.
 func TestDirectoryOfAnotherNodeIsRefused(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("a", "1"))
 	f := k.follower()
@@ -388,6 +391,7 @@ func TestSessionNumberIsAppliedOnceAcrossLeaders(t *testing.T) {
 // B01: a leader that is cut off from its peers serves nothing stale on any read
 // path, however long it believes that it leads.
 func TestIsolatedLeaderServesNothingStale(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.put("k", "1"), k.appendTo("l", "1"), k.mapPut("m", "u", "1"), k.add("s", 1))
 	old := k.Leader(1)

@@ -154,6 +154,7 @@ func spoilStores(t *testing.T, dir string) {
 // a shard at once. Each is built again from the replica's own snapshot and log, or
 // from the log alone if that is whole, and the replica stays the one it was.
 func TestStoreThatCannotBeOpenedIsBuiltAgain(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		small bool // the log is cut

@@ -57,6 +57,7 @@ func twoCheckpoints(t *testing.T) (k *checkpointKit, first, second, foreign stri
 // B49: what is deleted of a claimed checkpoint is what nothing else uses, however
 // often it is interrupted; and nothing is deleted while not all can be read.
 func TestDeletingAClaimedCheckpointLeavesTheOthersWhole(t *testing.T) {
+	t.Parallel()
 	k, first, second, foreign := twoCheckpoints(t)
 	before := k.stored()
 	_, sum, err := snapshot.ReadCheckpoint(k.ctx(), k.objects, second, [32]byte{})
@@ -117,6 +118,7 @@ func TestDeletingAClaimedCheckpointLeavesTheOthersWhole(t *testing.T) {
 // A claimed checkpoint goes when the new cluster has one of its own, not before;
 // one that is not claimed stays.
 func TestClaimedCheckpointGoesAfterTheFirstOwn(t *testing.T) {
+	t.Parallel()
 	for _, claim := range []bool{true, false} {
 		t.Run(fmt.Sprint(claim), func(t *testing.T) {
 			k, first, second, foreign := twoCheckpoints(t)

@@ -132,6 +132,7 @@ func TestCleanScrubFindsAndChangesNothing(t *testing.T) {
 }
 
 func TestScrubFindsOneFlippedByteAndRebuilds(t *testing.T) {
+	t.Parallel()
 	for _, part := range []string{"store", "snapshot", "raftlog"} {
 		t.Run(part, func(t *testing.T) {
 			eachEngine(t, func(t *testing.T, e string) {
@@ -245,6 +246,7 @@ func TestScrubBesideWritesIsNoFalseAlarm(t *testing.T) {
 }
 
 func TestReplicasScrubThemselves(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) {
 		o.ScrubInterval, o.ScrubBytesPerSecond = 300*time.Millisecond, 1<<30
 	}})
@@ -264,6 +266,7 @@ func TestReplicasScrubThemselves(t *testing.T) {
 // A damaged replica that the shard needs for its quorum goes on, and is given up
 // when the others are a quorum by themselves.
 func TestScrubTakesNoQuorum(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	onDisk(k)
 	down := k.follower()
@@ -305,6 +308,7 @@ func TestScrubTakesNoQuorum(t *testing.T) {
 // told that the other is healthy before either has said anything. They are
 // rebuilt one after the other; the shard never loses its quorum.
 func TestReplicasThatGiveUpAtOnceAreRebuiltInTurn(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.add("s", 1))
 	first := k.follower()
@@ -343,6 +347,7 @@ func TestReplicasThatGiveUpAtOnceAreRebuiltInTurn(t *testing.T) {
 // Whoever meets the damage first, a read, a scan or a hash: the replica is rebuilt
 // without waiting for the next scrub.
 func TestReadThatMeetsDamageHasTheReplicaRebuilt(t *testing.T) {
+	t.Parallel()
 	for name, read := range map[string]func(k *kit, victim int) error{
 		"hash": func(k *kit, _ int) error {
 			hashes, err := k.Node(0).HashShard(k.ctx(), 1)

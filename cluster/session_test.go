@@ -138,6 +138,7 @@ func TestPipelinedSessionUnderLeaderTransfers(t *testing.T) {
 // W3: a request whose predecessor was lost is refused, not applied, until that
 // one came.
 func TestRequestBehindALostOneIsRefusedByOrder(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{})
 	k.mustWrite(k.appendTo("l", "1"))
 	third := k.request(3, k.appendTo("l", "3"))
@@ -247,6 +248,7 @@ func (k *kit) remembers(node, want int) error {
 // Requests that the shard refuses by place or content are refused with their
 // reason and detail, and nothing is written.
 func TestRefusedRequestsWriteNothing(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Shards: 2})
 	here := k.keyIn(1, "key")
 	there := k.keyIn(2, "key")

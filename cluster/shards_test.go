@@ -67,6 +67,7 @@ func (k *kit) writeTo(shard base.GroupID, key, value string) {
 // Many shards on one log per node: the founding spreads the leaders, the death
 // of a node moves its share, its return brings them back.
 func TestKillOneNodeOfManyShards(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Engine: "rocks", Shards: manyShards, Configure: func(_ int, o *cluster.Options) {
 		o.BalanceDelay = 200 * time.Millisecond
 		o.ElectionTimeout = 300 * time.Millisecond // eight groups on a small machine

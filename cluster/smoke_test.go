@@ -13,6 +13,7 @@ import (
 )
 
 func TestClusterFoundsWritesAndReads(t *testing.T) {
+	t.Parallel()
 	c := testcluster.New(t, testcluster.Options{})
 	ctx, cancel := context.WithTimeout(context.Background(), testcluster.Wait)
 	defer cancel()

@@ -17,6 +17,7 @@ import (
 // serves when it leads again. raft alone may refuse all proposals from then on: by
 // chance, so there are some rounds.
 func TestHandOverToASlowFollower(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Nodes: 3, Shards: 1})
 	old := k.Leader(1)
 	slow, near := (old+1)%3, (old+2)%3
@@ -55,6 +56,7 @@ func TestHandOverToASlowFollower(t *testing.T) {
 // TestSecondHandOverIsRefused: in one term, to one follower, unless raft refused
 // the first.
 func TestSecondHandOverIsRefused(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Nodes: 3, Shards: 1})
 	old := k.Leader(1)
 	far := testcluster.ID((old + 1) % 3)
@@ -74,6 +76,7 @@ func TestSecondHandOverIsRefused(t *testing.T) {
 // TestDrainPassesAFollowerThatDoesNotAnswer: a node that drains hands over to a
 // voter that answers.
 func TestDrainPassesAFollowerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	k := newKit(t, testcluster.Options{Nodes: 3, Shards: 1})
 	old := k.Leader(1)
 	k.Net.Partition(string(testcluster.ID(old)), string(testcluster.ID((old+1)%3)))
