@@ -40,6 +40,10 @@ var concurrent = []string{
 // run leaves them to the stage unit.
 const twoEngines = "cluster"
 
+// clustersAtOnce is how many tests of a package run beside one another: most wait
+// for elections and fsyncs, so that two for two processors leave these idle.
+const clustersAtOnce = "4"
+
 func stages() []stage {
 	return []stage{
 		{"checks", "go vet, gofmt, layering and dependency rules", 6 * time.Minute, true, runChecks},
@@ -78,7 +82,7 @@ func runUnit(ctx context.Context, r *runner) tally {
 	if err != nil {
 		return failure("unit", "go list", err.Error())
 	}
-	return r.goTest(ctx, "unit", pkgs, "-skip", crashTests)
+	return r.goTest(ctx, "unit", pkgs, "-skip", crashTests, "-parallel", clustersAtOnce)
 }
 
 func runRace(ctx context.Context, r *runner) tally {
