@@ -27,30 +27,55 @@ func (a *app) checkpointCommand() *cobra.Command {
 	return c
 }
 
+// savepointCommand has a savepoint made under its own name; it is a checkpoint for
+// everything else.
+func (a *app) savepointCommand() *cobra.Command {
+	c := &cobra.Command{Use: "savepoint", Short: "Make savepoints: checkpoints that are yours to keep, copy and delete",
+		Example: "  keelctl savepoint create\n  keelctl checkpoint list"}
+	create := a.checkpointCreation(func() bool { return true })
+	create.Short = "Make a savepoint of the whole cluster; exit 1 if it fails, 6 if it is not done in time"
+	create.Long = `create makes a savepoint, as keelctl checkpoint create --savepoint does, and follows it
+until it has completed. It is uploaded as a whole into a folder of the cluster's object
+store that may be copied elsewhere, and is kept, uncounted, until it is deleted with
+keelctl checkpoint delete NUMBER --savepoint, or you delete the folder. Its number is
+one of the checkpoints': show, verify and rollback take it.`
+	create.Example = "  keelctl savepoint create\n  keelctl savepoint create -o json --columns number,uri"
+	c.AddCommand(create)
+	return c
+}
+
 func (a *app) checkpointCreate() *cobra.Command {
-	var wait time.Duration
-	var start, savepoint bool
-	c := &cobra.Command{
-		Use: "create", Short: "Make a checkpoint of the whole cluster; exit 1 if it fails, 6 if it is not done in time", Args: cobra.NoArgs,
-		Long: `create makes a checkpoint and follows it until it has completed. It holds every write
+	var savepoint bool
+	c := a.checkpointCreation(func() bool { return savepoint })
+	c.Short = "Make a checkpoint of the whole cluster; exit 1 if it fails, 6 if it is not done in time"
+	c.Long = `create makes a checkpoint and follows it until it has completed. It holds every write
 that was acknowledged before the command, and none that is sent after its end. What
 was uploaded for earlier checkpoints is not uploaded again. Ending the command does
 not end the checkpoint.
 
 A savepoint (--savepoint) is yours: it is uploaded as a whole into a folder that may
 be copied elsewhere, and is kept, uncounted, until it is deleted with --savepoint or
-you delete the folder.`,
-		Example: "  keelctl checkpoint create --savepoint\n  keelctl checkpoint create\n  keelctl checkpoint create --start-only -o json --columns number",
+you delete the folder.`
+	c.Example = "  keelctl checkpoint create --savepoint\n  keelctl checkpoint create\n  keelctl checkpoint create --start-only -o json --columns number"
+	c.Flags().BoolVar(&savepoint, "savepoint", false, "make a savepoint: self-contained, and kept until you delete it")
+	return c
+}
+
+// checkpointCreation is what both commands do.
+func (a *app) checkpointCreation(savepoint func() bool) *cobra.Command {
+	var wait time.Duration
+	var start bool
+	c := &cobra.Command{
+		Use: "create", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			first := a.timeout
 			if !start && !a.given(cmd, "timeout") {
 				a.timeout = 0
 			}
 			a.boundBy(cmd, wait)
-			return a.createCheckpoint(cmd.Context(), &keelstatepb.CreateCheckpointRequest{Savepoint: savepoint}, start, first)
+			return a.createCheckpoint(cmd.Context(), &keelstatepb.CreateCheckpointRequest{Savepoint: savepoint()}, start, first)
 		},
 	}
-	c.Flags().BoolVar(&savepoint, "savepoint", false, "make a savepoint: self-contained, and kept until you delete it")
 	c.Flags().BoolVar(&start, "start-only", false, "return as soon as the checkpoint is announced")
 	c.Flags().DurationVar(&wait, "wait", 0, "the longest time to wait, 0 for as long as it takes or a --timeout that is given")
 	return c

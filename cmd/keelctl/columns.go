@@ -31,6 +31,7 @@ var columns = map[string]string{
 	"shard transfer":      "shard leader",
 	"shard snapshot":      "shard index bytes",
 	"shard compact":       "shard bytesBefore bytesAfter",
+	"savepoint create":    checkpointColumns + " shards participants",
 	"checkpoint create":   checkpointColumns + " shards participants",
 	"checkpoint list":     checkpointColumns,
 	"checkpoint show":     checkpointColumns + " shards participants",

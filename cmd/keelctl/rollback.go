@@ -23,12 +23,13 @@ func (a *app) checkpointRollback() *cobra.Command {
 	var f rollbackFlags
 	c := &cobra.Command{
 		Use: "rollback NUMBER --yes | --dry-run, or rollback --abort", Short: "Take the live cluster back to a checkpoint; exit 1 if it is given up, 6 if it is not done in time",
-		Args: cobra.MaximumNArgs(1),
-		Long: `rollback takes the whole cluster back to a completed checkpoint. What was written since
+		Args: cobra.MaximumNArgs(1), Aliases: []string{"restore"},
+		Long: `rollback (or restore) takes the whole cluster back to a completed checkpoint. What was written since
 is gone; declared states, nodes and checkpoints stay. First replicas fetch what their
 shards had, beside what they serve. Then all shards stop their writes, go back, and
 open together in a new incarnation: sessions, tokens and requests of the old one are
-refused as rolled back. Reads go on until a shard goes back.
+refused as rolled back. Reads go on until a shard goes back. A new cluster begins with a
+checkpoint by keelctl cluster init --restore.
 
 A checkpoint that may hold writes of a registered participant and has no position of it
 is refused: that job could not go on. --dry-run shows it, --force goes back nevertheless.

@@ -100,7 +100,7 @@ applied, 2 usage, 3 not found, 4 refused, 5 unavailable, 6 unhealthy,
 	f.BoolVar(&a.quiet, "quiet", false, "no prose on stderr, only errors")
 	f.BoolVar(&a.noInput, "no-input", false, "never ask; without --yes a destructive command is refused")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
-	root.AddCommand(a.clusterCommand(), a.nodeCommand(), a.shardCommand(), a.operationCommand(), a.checkpointCommand(), a.participantCommand(), a.stateCommand(),
+	root.AddCommand(a.clusterCommand(), a.nodeCommand(), a.shardCommand(), a.operationCommand(), a.checkpointCommand(), a.savepointCommand(), a.participantCommand(), a.stateCommand(),
 		a.valueCommand(), a.listCommand(), a.mapCommand(), a.reducingCommand(), a.aggregatingCommand(),
 		a.mergeCommand(), a.keysCommand(), a.scanCommand(), a.versionCommand(), a.configCommand())
 	root.InitDefaultCompletionCmd()
