@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -223,14 +226,28 @@ func lookOffline(t *testing.T, dir string) {
 	}
 }
 
+// handedOut are the addresses that a test of this process has or has had: none is
+// given twice, for its node may be down, or not up yet.
+var handedOut sync.Map
+
+// freeAddr is below the range of outgoing connections, so that nobody gets it by
+// chance while its node is down; other packages' tests use others.
 func freeAddr(t *testing.T) string {
 	t.Helper()
-	l, err := listen("test", "127.0.0.1:0", new(string))
-	if err != nil {
-		t.Fatal(err)
+	for range 10000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(3000))
+		if _, taken := handedOut.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if l, err := net.Listen("tcp", addr); err == nil {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free ports")
+	return ""
 }
 
 // TestFatal is CN3.

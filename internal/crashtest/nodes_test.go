@@ -102,13 +102,20 @@ type nodes struct {
 	endpoints []string
 }
 
+// handedOut are the ports that a test of this process has or has had: none is given
+// twice, for its node may be down, or not up yet.
+var handedOut sync.Map
+
 // freePorts finds ports below the range of outgoing connections, so that nobody
-// gets one by chance while its node is down.
+// gets one by chance while its node is down. The harness's tests use others.
 func freePorts(t *testing.T, count int) []string {
 	t.Helper()
 	var found []string
 	for range 10000 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 15000+rand.IntN(15000))
+		addr := fmt.Sprintf("127.0.0.1:%d", 15000+rand.IntN(7000))
+		if _, taken := handedOut.LoadOrStore(addr, true); taken {
+			continue
+		}
 		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			continue

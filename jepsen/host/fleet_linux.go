@@ -162,17 +162,21 @@ func (f *Fleet) place(n *Node) (err error) {
 	return err
 }
 
+// handedOut are the ports that a fleet of this process has or has had: none is given
+// twice, for its node may be down, or not up yet.
+var handedOut sync.Map
+
 // freePorts finds ports below the range of outgoing connections, so that nobody
 // gets one by chance while its node is down.
 func freePorts(count int) ([]string, error) {
 	var found []string
 	for range 10000 {
-		port := strconv.Itoa(15000 + rand.IntN(15000))
+		port := strconv.Itoa(22000 + rand.IntN(8000))
+		if _, taken := handedOut.LoadOrStore(port, true); taken {
+			continue
+		}
 		l, err := net.Listen("tcp", "127.0.0.1:"+port)
-		if err != nil || slices.Contains(found, port) {
-			if err == nil {
-				_ = l.Close()
-			}
+		if err != nil {
 			continue
 		}
 		if err := l.Close(); err != nil {
