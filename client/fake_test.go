@@ -114,14 +114,24 @@ func (f *fake) client(opts ...Option) *Client {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			f.t.Errorf("closing: %v", err)
-		}
-	})
+	f.t.Cleanup(func() { f.close(c) })
 	return c
+}
+
+func (f *fake) close(c *Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		f.t.Errorf("closing: %v", err)
+	}
+}
+
+// end closes a client and stops the nodes before the test ends.
+func (f *fake) end(c *Client) {
+	f.close(c)
+	for _, n := range f.nodes {
+		n.server.Stop()
+	}
 }
 
 func fakeAddress(i int) string { return fmt.Sprintf("node%d:1", i) }

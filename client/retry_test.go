@@ -364,6 +364,7 @@ func TestRandomFaults(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		f := newFake(t, 3)
 		c := f.client(WithAttemptTimeout(100*time.Millisecond), WithMaxInFlight(rapid.IntRange(1, 20).Draw(rt, "window"), 1<<20))
+		defer f.end(c) // not with the test: there are a hundred
 		v := f.value(c)
 		faults := rapid.SliceOfN(rapid.IntRange(0, 9), 0, 30).Draw(rt, "faults")
 		var next atomic.Int32
