@@ -22,6 +22,7 @@ func installRequest(term, index uint64, manifest string) *raft.InstallSnapshotRe
 
 // installRig is a sender, and a receiver whose hook and raft a test controls.
 type installRig struct {
+	t        *testing.T
 	net      *memnet.Network
 	ga, gb   *Group
 	entered  chan SnapshotMeta
@@ -35,7 +36,7 @@ type installRig struct {
 
 func newInstallRig(t *testing.T, change ...func(*Options)) *installRig {
 	n := memnet.New(1)
-	r := &installRig{net: n, entered: make(chan SnapshotMeta, 10), release: make(chan error), toRaft: make(chan string, 10)}
+	r := &installRig{t: t, net: n, entered: make(chan SnapshotMeta, 10), release: make(chan error), toRaft: make(chan string, 10)}
 	a, b := startNode(t, n, "a", change...), startNode(t, n, "b", change...)
 	r.ga = a.group(t, 7, GroupOptions{Local: "a/1"})
 	r.gb = b.group(t, 7, GroupOptions{Local: "b/1", PrepareSnapshot: r.hook,
@@ -120,6 +121,7 @@ func TestInstallPreparesFirst(t *testing.T) {
 	if got := <-r.toRaft; got != "manifest" {
 		t.Fatalf("raft got %q", got)
 	}
+	r.ended("the first")
 	sent = r.send(5, 11, "other")
 	<-r.entered
 	r.release <- base.ErrCorrupt
@@ -140,6 +142,7 @@ func TestInstallLeavesAReplicaAloneThatGotFurther(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Fatal(err)
 	}
+	r.ended("the first") // until then another is refused
 	r.have.Store(false)
 	sent = r.send(5, brokenIndex, "m2")
 	<-r.entered
@@ -148,12 +151,24 @@ func TestInstallLeavesAReplicaAloneThatGotFurther(t *testing.T) {
 	if len(r.toRaft) != 0 {
 		t.Fatal("raft got a snapshot")
 	}
+	r.ended("the broken one")
 	sent = r.send(5, 11, "m3")
 	<-r.entered
 	r.release <- nil
 	if err := <-sent; err != nil || len(r.toRaft) != 1 {
 		t.Fatalf("a snapshot that is needed: %v, raft got %d", err, len(r.toRaft))
 	}
+}
+
+// ended waits until no installation is under way at the receiver, which may be a
+// little after the sender has its answer.
+func (r *installRig) ended(what string) {
+	r.t.Helper()
+	eventually(r.t, what, func() bool {
+		r.gb.install.mu.Lock()
+		defer r.gb.install.mu.Unlock()
+		return r.gb.install.op == nil
+	})
 }
 
 // TestInstallJoins is TR7: a repeated request shares the preparation and, in
@@ -184,14 +199,14 @@ func TestInstallJoins(t *testing.T) {
 	if n := len(r.toRaft); n != 2 { // once per term
 		t.Fatalf("raft got the snapshot %d times", n)
 	}
-	eventually(t, "the end", func() bool { r.gb.install.mu.Lock(); defer r.gb.install.mu.Unlock(); return r.gb.install.op == nil })
+	r.ended("the end")
 	old := r.send(6, 20, "m3")
 	<-r.entered
 	wantIs(t, <-r.send(7, 21, "m4"), base.ErrOverloaded) // stops m3
 	if err := <-old; err == nil {
 		t.Fatal("a stopped preparation succeeded")
 	}
-	eventually(t, "the old one to leave", func() bool { r.gb.install.mu.Lock(); defer r.gb.install.mu.Unlock(); return r.gb.install.op == nil })
+	r.ended("the old one to leave")
 	next := r.send(7, 21, "m4")
 	<-r.entered
 	r.release <- nil
@@ -269,7 +284,7 @@ func TestInstallMeetsAMute(t *testing.T) {
 		mute(true)
 		refused(name+" muted during the preparation", waiting)
 		r.release <- nil
-		eventually(t, "the preparation to end", func() bool { r.gb.install.mu.Lock(); defer r.gb.install.mu.Unlock(); return r.gb.install.op == nil })
+		r.ended("the preparation")
 		mute(false)
 		if len(r.toRaft) > 0 {
 			t.Fatal("raft got a snapshot that was refused")
@@ -280,6 +295,7 @@ func TestInstallMeetsAMute(t *testing.T) {
 		if err := <-again; err != nil || <-r.toRaft != "m1" {
 			t.Fatalf("%s: after the mute: %v", name, err)
 		}
+		r.ended("the one behind the mute") // until then the next would join it
 	}
 }
 
