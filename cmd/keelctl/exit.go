@@ -105,6 +105,8 @@ func exitOf(e *keel.Error) int {
 		return exitNotFound
 	case is(keel.ErrPrecondition, keel.ErrConflict, keel.ErrWrongKind, keel.ErrAlreadyFounded, keel.ErrIdentity):
 		return exitRefused
+	case is(keel.ErrCheckpoint):
+		return exitFailed // may be tried again, but the cluster does answer
 	case e.Retryable || is(keel.ErrDeadline, keel.ErrUnavailable, keel.ErrClosed):
 		return exitUnavailable
 	default:
