@@ -45,6 +45,9 @@ deletes it later. Claim only what no living cluster makes further checkpoints fr
 			if len(req.Nodes) == 0 {
 				return usage(fmt.Errorf("--nodes: list every node as ID=RAFT-ADDRESS"))
 			}
+			if cmd.Flags().Changed("restore") && req.GetRestore() == "" {
+				return usage(fmt.Errorf("--restore: name the checkpoint; to found an empty cluster, leave it out"))
+			}
 			a.boundBy(cmd, wait)
 			if req.GetDryRun() {
 				return a.planInit(cmd.Context(), &req)
