@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 
 	keel "github.com/keelstate/keelstate/client"
@@ -162,13 +164,23 @@ func (a *app) settle(cmd *cobra.Command) error {
 		return usage(fmt.Errorf("--output: %q is none of table, wide, json, yaml, jsonl", a.output))
 	}
 	a.settled = true
-	if a.timeout < 0 {
-		return usage(errors.New("--timeout: must not be negative"))
+	if err := notNegative(cmd); err != nil || a.timeout < 0 { // the latter from the environment
+		return usage(cmp.Or(err, errors.New("--timeout: must not be negative")))
 	}
 	if err := a.checkColumns(cmd); err != nil {
 		return err
 	}
 	return usage(cmd.ValidateFlagGroups())
+}
+
+// notNegative refuses durations below zero, which would count as none given.
+func notNegative(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "duration" && strings.HasPrefix(f.Value.String(), "-") {
+			err = fmt.Errorf("--%s: must not be negative", f.Name)
+		}
+	})
+	return err
 }
 
 func (a *app) lookup(env string) (string, bool) {
@@ -261,5 +273,9 @@ func (a *app) confirm(yes bool, what, name string) error {
 
 func isTerminal(f *os.File) bool {
 	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0
+	if err != nil || st.Mode()&os.ModeCharDevice == 0 {
+		return false
+	}
+	null, err := os.Stat(os.DevNull) // a character device too, and nobody answers there
+	return err != nil || !os.SameFile(st, null)
 }
