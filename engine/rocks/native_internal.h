@@ -48,6 +48,9 @@ ks_status Guarded(F f) {
   }
 }
 
+// NewLog is what a database that is opened in dir writes its LOG with.
+std::shared_ptr<rocksdb::Logger> NewLog(const std::string& dir);
+
 // Watch follows flushes and background errors. RocksDB 7.8 does not come back from
 // one as it was (DESIGN.md, Errors), so that the first stands as long as the
 // database is open.

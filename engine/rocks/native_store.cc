@@ -137,7 +137,7 @@ static std::vector<rocksdb::CompressionType> Compression(int levels) {
   return c;
 }
 
-static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Watch> watch) {
+static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, const char* dir, std::shared_ptr<Watch> watch) {
   rocksdb::DBOptions o;
   o.create_if_missing = true;
   o.paranoid_checks = true;
@@ -157,9 +157,9 @@ static rocksdb::DBOptions DatabaseOptions(const ks_driver& d, std::shared_ptr<Wa
   o.bytes_per_sync = 1 << 20;
   o.max_manifest_file_size = 64 << 20;
   o.file_checksum_gen_factory = rocksdb::GetFileChecksumGenCrc32cFactory();
+  o.info_log = NewLog(dir);
   o.info_log_level = rocksdb::WARN_LEVEL;
-  o.max_log_file_size = 1 << 20;
-  o.keep_log_file_num = 2;
+  o.keep_log_file_num = 2;  // of those that an earlier version has left
   o.stats_dump_period_sec = 0;
   o.stats_persist_period_sec = 0;
   o.skip_stats_update_on_db_open = true;
@@ -368,7 +368,7 @@ ks_status ks_open(ks_driver* d, const char* dir, int read_only, const ks_family_
     }
     std::vector<rocksdb::ColumnFamilyHandle*> handles;
     rocksdb::DB* db = nullptr;
-    rocksdb::DBOptions dbo = DatabaseOptions(*d, s->watch);
+    rocksdb::DBOptions dbo = DatabaseOptions(*d, dir, s->watch);
     Status st = read_only ? rocksdb::DB::OpenForReadOnly(dbo, dir, descriptors, &handles, &db)
                           : rocksdb::DB::Open(dbo, dir, descriptors, &handles, &db);
     if (!st.ok()) return FromRocks(st);

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -383,5 +385,37 @@ func TestCheckpointReplacesWhatACrashLeft(t *testing.T) {
 	must(t, err)
 	if len(entries) != 1 {
 		t.Errorf("left beside the checkpoint: %v", entries)
+	}
+}
+
+// The LOG of a store is there to be read, at once, and is small: what was opened
+// before is beside it, and no more.
+func TestLogIsOfThisOpeningAndTheOneBefore(t *testing.T) {
+	d := newTestDriver(t, Options{})
+	dir := filepath.Join(t.TempDir(), "s")
+	for opening := range 4 {
+		s, err := d.Open(dir)
+		must(t, err)
+		must(t, s.EnsureFamily(engine.FamilyID(10+opening), engine.FamilyOptions{Use: engine.UsePoint, GroupWidth: 1}))
+		names, err := filepath.Glob(filepath.Join(dir, "LOG*"))
+		must(t, err)
+		want := []string{filepath.Join(dir, "LOG"), filepath.Join(dir, "LOG.old.1")}
+		if opening == 0 {
+			want = want[:1]
+		}
+		if !slices.Equal(names, want) {
+			t.Fatalf("opening %d: %v", opening, names)
+		}
+		for _, name := range names {
+			text, err := os.ReadFile(name)
+			must(t, err)
+			if n := strings.Count(string(text), "RocksDB version"); n != 1 {
+				t.Fatalf("opening %d: %s has the head of %d openings", opening, name, n)
+			}
+			if !strings.HasSuffix(string(text), "\n") || len(text) > 1<<20 {
+				t.Fatalf("opening %d: %s has %d bytes", opening, name, len(text))
+			}
+		}
+		must(t, s.Close())
 	}
 }
