@@ -149,7 +149,8 @@ func (n *Node) shardInfo(rec *meta.Shard) ShardInfo {
 	return s
 }
 
-// alive is what gossip believes; without gossip everybody is.
+// alive is what gossip believes; without gossip everybody is. A process that belongs
+// to no cluster is not the node of that name: its peers refuse it.
 func (n *Node) alive() map[base.NodeID]bool {
 	alive := map[base.NodeID]bool{n.opts.NodeID: true}
 	if n.opts.Gossip == nil {
@@ -161,7 +162,7 @@ func (n *Node) alive() map[base.NodeID]bool {
 		return alive
 	}
 	for _, m := range n.opts.Gossip.Members() {
-		alive[m.Node] = true
+		alive[m.Node] = !m.Unbound || m.Node == n.opts.NodeID
 	}
 	return alive
 }

@@ -344,16 +344,18 @@ func (k *rollingKit) count(key string) func() (low, high int) {
 	}
 }
 
-// rumour is a gossip that takes all nodes but one for living.
+// rumour is a gossip that takes all nodes but one for living, and one for a process
+// without a cluster.
 type rumour struct {
-	dead  atomic.Pointer[base.NodeID]
-	nodes int
+	dead, unbound atomic.Pointer[base.NodeID]
+	nodes         int
 }
 
 func (g *rumour) Members() (out []cluster.GossipMember) {
 	for i := range g.nodes {
 		if dead := g.dead.Load(); dead == nil || *dead != testcluster.ID(i) {
-			out = append(out, cluster.GossipMember{Node: testcluster.ID(i)})
+			unbound := g.unbound.Load()
+			out = append(out, cluster.GossipMember{Node: testcluster.ID(i), Unbound: unbound != nil && *unbound == testcluster.ID(i)})
 		}
 	}
 	return out

@@ -565,3 +565,31 @@ func TestCheckpointsWithoutAStoreAreRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A process that has lost its data directory, and so belongs to no cluster, is not
+// the node of its name: nobody waits for it to upload a shard.
+func TestNodeWithoutItsDirectoryUploadsNothing(t *testing.T) {
+	t.Parallel()
+	g := &rumour{nodes: 3}
+	k := newCheckpointKit(t, testcluster.Options{Shards: 1, Engine: "mem", Configure: func(_ int, o *cluster.Options) { o.Gossip = g }})
+	k.mustWrite(k.put("k", "v"))
+	lost := k.mustCreate().Shards[0].Uploader
+	k.Stop(k.index(lost))
+	g.unbound.Store(&lost)
+	top, err := k.Node(k.Running()[0]).Topology(k.ctx(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range top.Nodes {
+		if n.Alive == (n.ID == lost) {
+			t.Errorf("node %s is alive: %v", n.ID, n.Alive)
+		}
+	}
+	k.Eventually("another node uploads", func() error { // it may have led
+		c, err := k.create(k.Running()[0])
+		if err == nil && (c.Phase != meta.CheckpointCompleted || c.Shards[0].Uploader == lost) {
+			t.Fatalf("%+v", c)
+		}
+		return err
+	})
+}

@@ -127,6 +127,9 @@ type Gossip interface {
 type GossipMember struct {
 	Node     base.NodeID
 	RaftAddr string
+	// Unbound says that it belongs to no cluster: it is yet to be admitted, or has
+	// lost its data directory.
+	Unbound bool
 }
 
 // EnsureDefaults replaces zero fields by their defaults.

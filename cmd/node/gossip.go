@@ -35,7 +35,7 @@ func (g *gossiper) Members() []cluster.GossipMember {
 	}
 	var out []cluster.GossipMember
 	for _, m := range running.Members() {
-		out = append(out, cluster.GossipMember{Node: m.Node, RaftAddr: m.RaftAddr})
+		out = append(out, cluster.GossipMember{Node: m.Node, RaftAddr: m.RaftAddr, Unbound: m.Cluster == ""})
 	}
 	return out
 }
