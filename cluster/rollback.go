@@ -10,6 +10,7 @@ import (
 	"github.com/keelstate/keelstate/broadcast"
 	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/internal/base"
+	"github.com/keelstate/keelstate/snapshot"
 )
 
 // A rollback of the live cluster goes forward: a new incarnation begins with what
@@ -94,7 +95,9 @@ func (n *Node) rollbackShard(rec *meta.Shard, s *meta.RollbackShard) RollbackSha
 	return out
 }
 
-// PlanRollback says what a rollback would do, or why it would be refused.
+// PlanRollback says what a rollback would do, or why it would be refused. It looks at
+// the checkpoint's objects, but does not read those of the files: one that is missing
+// or short is named.
 func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, error) {
 	s, err := n.objects()
 	if err != nil {
@@ -105,6 +108,10 @@ func (n *Node) PlanRollback(ctx context.Context, number uint64) (*RollbackInfo, 
 		return nil, err
 	}
 	if err := meta.CheckRollback(v, number); err != nil {
+		return nil, fmt.Errorf("planning a rollback: %w", err)
+	}
+	_, err = snapshot.VerifyCheckpoint(ctx, n.opts.Objects, checkpointKey(v, v.Checkpoint(number)), snapshot.VerifyOptions{})
+	if err != nil {
 		return nil, fmt.Errorf("planning a rollback: %w", err)
 	}
 	info := &RollbackInfo{Checkpoint: number, Incarnation: v.Cluster().Incarnation + 1, Lacked: v.LackedPositions(number)}

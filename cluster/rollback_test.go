@@ -464,6 +464,18 @@ func TestRollbackIsPlannedAndRefused(t *testing.T) {
 	if _, err := k.back(0, 99, nil); !errors.Is(err, base.ErrNotFound) {
 		t.Error(err)
 	}
+	info, err := k.Node(0).Checkpoint(k.ctx(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metadata, manifest, object := k.parts(info)
+	for _, key := range []string{metadata, manifest, object} {
+		back := k.replace(key, func([]byte) []byte { return nil })
+		if _, err := k.Node(0).PlanRollback(k.ctx(), n); !errors.Is(err, base.ErrCorrupt) || !strings.Contains(err.Error(), key) {
+			t.Errorf("without %s: %v", key, err)
+		}
+		back()
+	}
 	if left := k.left(0); len(left) > 0 {
 		t.Errorf("a plan left %q", left)
 	}
