@@ -220,7 +220,11 @@ func rollbackRecord(r *keelstatepb.Rollback) record {
 		lacked = append(lacked, record{{Name: "participant", Value: p.GetParticipant()}, {Name: "alive", Value: p.GetAlive()}, {Name: "newest", Value: p.GetNewest()}})
 	}
 	m := allFetched(r)
+	var total any = bytes
+	if r.GetEnded() { // the shards are forgotten
+		total = nil
+	}
 	return record{{Name: "number", Value: r.GetNumber()}, {Name: "operation", Value: r.GetOperation()}, {Name: "phase", Value: r.GetPhase()},
-		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: bytes},
+		{Name: "incarnation", Value: r.GetIncarnation()}, {Name: "error", Value: r.GetError()}, {Name: "bytes", Value: total},
 		{Name: "fetchBytes", Value: m.of, Wide: true}, {Name: "fetchedBytes", Value: m.done, Wide: true}, {Name: "shards", Value: shards}, {Name: "lacked", Value: lacked, Wide: r.GetLacked() == nil}}
 }

@@ -178,7 +178,6 @@ func (st *stalled) awaitStopped() uint64 {
 // waits of all others with the full disk's error. With room again the store asks to
 // be opened again, as always (RO8).
 func TestCallsReturnWhileWritesWaitForAFullDisk(t *testing.T) {
-	needsRelease(t)
 	d, dir := onSmallDisk(t)
 	st := stall(t, d, dir, stopFiles, putBytes)
 	st.awaitStopped()
