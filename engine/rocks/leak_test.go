@@ -52,7 +52,9 @@ func TestNativeMemoryStaysFlat(t *testing.T) {
 			t.Fatalf("round %d: %d native objects, %d before", round, n, open)
 		}
 	}
-	if now := resident(t); now > warm+warm/20 {
+	// What is resident without a leak goes up and down by 2.6 MB between rounds, and
+	// with the tests that ran before. A leak of 16 bytes per read is 32 MB at full size.
+	if now := resident(t); now > warm+max(warm/20, 4<<20) {
 		t.Errorf("resident set grew from %d to %d bytes", warm, now)
 	}
 	must(t, s.Close())
