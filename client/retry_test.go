@@ -183,7 +183,7 @@ func TestDeadlineLeavesTheRequestOpen(t *testing.T) {
 	}
 	release := make(chan struct{})
 	f.setScript(once(deed{apply: true, cut: true, delay: release})) // applied late, and the reply is lost
-	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	short, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond) // it must be sent by then
 	defer cancel()
 	_, err := v.Set(short, "a", "late")
 	var e *Error

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,15 +66,17 @@ func (p *pipeline) receive() bool {
 	return false
 }
 
-// run sends the numbers 1 to n.
-func (p *pipeline) run(n uint64) {
-	for next := uint64(1); len(p.open) > 0 || next <= n; {
+// run sends the numbers from 1 on until enough says so of the next one, and returns
+// the last.
+func (p *pipeline) run(enough func(next uint64) bool) uint64 {
+	next := uint64(1)
+	for len(p.open) > 0 || !enough(next) {
 		leader := p.k.Leader(1)
 		for _, seq := range p.open { // again, in order
 			p.send(leader, seq)
 		}
 		for well := true; well || p.flying > 0; {
-			for well && len(p.open) < p.window && next <= n {
+			for well && len(p.open) < p.window && !enough(next) {
 				p.open = append(p.open, next)
 				p.send(leader, next)
 				next++
@@ -84,18 +87,18 @@ func (p *pipeline) run(n uint64) {
 			well = p.receive() && well
 		}
 	}
+	return next - 1
 }
 
 // W3: a pipelined session under changes of leader loses nothing, doubles
 // nothing and never overtakes itself.
 func TestPipelinedSessionUnderLeaderTransfers(t *testing.T) {
 	eachEngine(t, func(t *testing.T, e string) {
-		const numbers = 1500
 		k := newKit(t, testcluster.Options{Engine: e})
 		p := &pipeline{k: k, window: 32, answers: make(chan pipelineAnswer, 64), first: map[uint64]uint64{}}
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
-		transfers := 0
+		var transfers atomic.Int64
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
@@ -108,15 +111,16 @@ func TestPipelinedSessionUnderLeaderTransfers(t *testing.T) {
 				case <-tick.C:
 				}
 				if _, err := k.Node(0).TransferLeader(k.ctx(), 1, testcluster.ID(i%3)); err == nil {
-					transfers++
+					transfers.Add(1)
 				}
 			}
 		}()
-		p.run(numbers)
+		// A quick machine is done with 1,500 before the first transfer.
+		numbers := int(p.run(func(next uint64) bool { return next > 1500 && transfers.Load() >= 3 || next > 100_000 }))
 		close(stop)
 		wg.Wait()
-		t.Logf("%d transfers, %d refusals by order, %d unknown outcomes", transfers, p.ordered, p.lost)
-		if transfers == 0 {
+		t.Logf("%d numbers, %d transfers, %d refusals by order, %d unknown outcomes", numbers, transfers.Load(), p.ordered, p.lost)
+		if transfers.Load() == 0 {
 			t.Error("no transfer took place: the test shows nothing")
 		}
 		if got, want := k.sum("s"), int64(numbers*(numbers+1)/2); got != want {
