@@ -182,7 +182,7 @@ func TestDeadlineLeavesTheRequestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := make(chan struct{})
-	f.setScript(once(deed{apply: true, cut: true, delay: release})) // applied late, and the reply is lost
+	f.setScript(once(deed{apply: true, cut: true, delay: release}))                  // applied late, and the reply is lost
 	short, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond) // it must be sent by then
 	defer cancel()
 	_, err := v.Set(short, "a", "late")
