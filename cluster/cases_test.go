@@ -404,8 +404,12 @@ func (k *checkpointKit) oneRequest(node int) (seen int) {
 			k.t.Fatal(err)
 		}
 		h := machine.Header()
-		if v, err := machine.ReadView(h.Epoch, h.Incarnation); err == nil && h.Declaration(k.maps) != nil {
-			if k.sameEverywhere(dir, func(q state.Query) state.Answer {
+		v, err := machine.ReadView(h.Epoch, h.Incarnation)
+		if err != nil && !errors.Is(err, base.ErrNotReady) {
+			k.t.Fatal(err)
+		}
+		if err == nil {
+			if h.Declaration(k.maps) != nil && k.sameEverywhere(dir, func(q state.Query) state.Answer {
 				q.Group = keyGroup(k.t, "k", v.M)
 				a, err := v.Read(&q)
 				if err != nil {
@@ -415,9 +419,7 @@ func (k *checkpointKit) oneRequest(node int) (seen int) {
 			}) {
 				seen++
 			}
-			v.Close()
-		} else if err != nil && !errors.Is(err, base.ErrNotReady) {
-			k.t.Fatal(err)
+			v.Close() // else the store stays locked
 		}
 		if err := machine.Close(); err != nil {
 			k.t.Fatal(err)
