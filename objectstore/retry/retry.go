@@ -135,11 +135,12 @@ func (s *Store) Put(ctx context.Context, key string, body objectstore.Body) erro
 	})
 }
 
-// compare makes a conflict with the call's own object a success (OT2).
+// compare makes a conflict with the call's own object a success (OT2), and one with
+// nothing a reason to try again.
 func (s *Store) compare(ctx context.Context, key string, body objectstore.Body, conflict error) error {
 	o, err := s.inner.Stat(ctx, key)
 	if errors.Is(err, base.ErrNotFound) {
-		return conflict
+		return fmt.Errorf("%w: it refused object %s for one that is not there", base.ErrObjectStore, key)
 	}
 	if err != nil {
 		return err
