@@ -350,6 +350,42 @@ func TestFullDiskBesideFlushes(t *testing.T) {
 	must(t, s.Close())
 }
 
+// RO8: a store that is opened on a full disk, however much is left for its MANIFEST
+// and options, fails or opens, and opens with all that it had once there is room.
+func TestOpenOnAFullDisk(t *testing.T) {
+	d, dir := onSmallDisk(t)
+	s := openNumbered(t, d, dir)
+	must(t, writeNumbered(s, new(engine.Batch), 7))
+	must(t, s.Flush())
+	must(t, s.Close())
+	filler := filepath.Join(filepath.Dir(dir), "filler")
+	failed := 0
+	for left := range int64(10) {
+		fill(t, filler)
+		st, err := os.Stat(filler)
+		must(t, err)
+		must(t, os.Truncate(filler, st.Size()-left*4096))
+		switch s, err := d.Open(dir); {
+		case err == nil:
+			must(t, s.Close())
+		case errors.Is(err, syscall.ENOSPC):
+			failed++
+		default:
+			t.Fatalf("with %d pages left: %v", left, err)
+		}
+		must(t, os.Remove(filler))
+		s, err := d.Open(dir)
+		must(t, err)
+		if n := numberIn(t, s); n != 7 {
+			t.Fatalf("with %d pages left: it has batch %d", left, n)
+		}
+		must(t, s.Close())
+	}
+	if failed == 0 {
+		t.Error("no opening met the full disk")
+	}
+}
+
 // RO8: a new family waits on a full disk before RocksDB has met its end, which with
 // RocksDB's own assertions would end the process, and needs no reopening. The first
 // wait is longer than the 10 seconds after which RocksDB flushes its LOG: that meets

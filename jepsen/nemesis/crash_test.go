@@ -26,8 +26,8 @@ import (
 var (
 	realFor  = flag.Duration("real-for", 10*time.Second, "how long TestCrashRealCluster injects faults")
 	realSeed = flag.Uint64("real-seed", 1, "its seed")
-	// Without full disks: on these the RocksDB of Debian may abort by an assertion of
-	// its own (jepsen/FOUND.md), and tests are built with it. Clocks beside nodes
+	// Without full disks, which the runner has: on these the RocksDB of Debian, which
+	// tests are built with, aborted until its LOG was ours (jepsen/FOUND.md). Clocks beside nodes
 	// that stop are the runner's affair; TestCrashRealClock has them alone.
 	realFaults = flag.String("real-faults", "kill,restart,pause,partition,one-way,flap,loss,duplicate,delay,reset,bandwidth,cpu,slow-disk,hung-disk,power-loss,fsync-error,bit-flip,transfer",
 		"its faults, by name or kind, separated by commas")

@@ -12,7 +12,8 @@
 //	OT1  Only base.ErrObjectStore is repeated: a full, forbidding or unreachable
 //	     store may do better, anything else is an answer.
 //	OT2  A Put that is repeated and then meets its own object succeeds, if the
-//	     object is the body: size and bytes are compared.
+//	     object is the body: size and bytes are compared. One that is refused for an
+//	     object that is not there is tried again.
 //	OT3  A body that breaks is read on from the byte where it broke; no byte is
 //	     given twice or left out. The whole Get has one number of attempts.
 //	OT4  Repeats of all calls together stay below the budget; then the first

@@ -135,8 +135,8 @@ func (s *Store) Put(ctx context.Context, key string, body objectstore.Body) erro
 	})
 }
 
-// compare makes a conflict with the call's own object a success (OT2), and one with
-// nothing a reason to try again.
+// compare makes a conflict with the call's own object a success, and one with nothing
+// a reason to try again (OT2).
 func (s *Store) compare(ctx context.Context, key string, body objectstore.Body, conflict error) error {
 	o, err := s.inner.Stat(ctx, key)
 	if errors.Is(err, base.ErrNotFound) {
