@@ -118,7 +118,9 @@ func TestDefects(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			// On a busy machine hardly anything is done in a try.
+			// On a busy machine hardly anything is done in a try, and what a
+			// defect did once may be written over before anybody reads it.
+			shown := 0
 			for range 20 {
 				f := newFake(2, 30, fault)
 				w, ok := New(name, Config{Keys: 2, Rate: 2000})
@@ -126,12 +128,13 @@ func TestDefects(t *testing.T) {
 					t.Fatal("no such workload")
 				}
 				h := drive(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond, func() {})
-				if f.hits > 0 {
-					judge(t, h, check.Fail)
+				shown += f.hits
+				results := check.Judge(h, check.Options{Limit: 30 * time.Second})
+				if len(results) == 1 && results[0].Verdict == check.Fail {
 					return
 				}
 			}
-			t.Fatal("the defect did not show")
+			t.Fatalf("nothing was found; the defect showed %d times", shown)
 		})
 	}
 }
