@@ -335,9 +335,9 @@ func (n *Node) Operations(ctx context.Context) ([]OperationInfo, error) {
 	}
 	var out []OperationInfo
 	for _, o := range v.Operations() {
-		fetches, _ := n.progressOf(ctx, v, o)
+		fetches, stuck := n.progressOf(ctx, v, o)
 		out = append(out, OperationInfo{ID: fmt.Sprint(o.ID), Kind: o.Kind, Phase: o.Phase, Error: o.Error,
-			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs, Fetches: fetches})
+			Done: o.Finished(), StartedMs: o.CreatedMs, UpdatedMs: o.UpdatedMs, Fetches: fetches, Stuck: stuck})
 	}
 	return out, nil
 }

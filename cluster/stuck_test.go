@@ -54,6 +54,7 @@ func TestStuckRestoreEndsTheInit(t *testing.T) {
 					t.Errorf("%+v", s)
 				}
 			}
+			next.saysStuck(reply.Stuck[0])
 			again := make(chan error, 1)
 			go func() {
 				reply, err := next.Node(0).Init(initCtx(t, 30*time.Second), next.restoreSpec(c.URI))
@@ -72,6 +73,23 @@ func TestStuckRestoreEndsTheInit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// saysStuck waits until the founding's operation says what the init said.
+func (k *checkpointKit) saysStuck(want cluster.StuckRestore) {
+	k.t.Helper()
+	k.Eventually("the operation says what it is stuck for", func() error {
+		all, err := k.Node(1).Operations(k.t.Context())
+		if err != nil {
+			return err
+		}
+		if len(all) != 1 || !slices.ContainsFunc(all[0].Stuck, func(s cluster.StuckRestore) bool {
+			return s.Group == want.Group && s.Fault == want.Fault && s.Detail == want.Detail
+		}) {
+			return fmt.Errorf("want %+v in %+v", want, all)
+		}
+		return nil
+	})
 }
 
 // What may be better by itself is no reason to give an init up.

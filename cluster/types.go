@@ -275,4 +275,6 @@ type OperationInfo struct {
 	StartedMs, UpdatedMs   uint64
 	// Fetches are those of a restore or rollback that runs, by shard.
 	Fetches []ShardFetch
+	// Stuck is what a restore that runs waits for somebody to mend.
+	Stuck []StuckRestore
 }

@@ -1930,6 +1930,7 @@ type Operation struct {
 	StartedMs     uint64                 `protobuf:"varint,6,opt,name=started_ms,json=startedMs,proto3" json:"started_ms,omitempty"`
 	UpdatedMs     uint64                 `protobuf:"varint,7,opt,name=updated_ms,json=updatedMs,proto3" json:"updated_ms,omitempty"`
 	Fetches       []*ShardFetch          `protobuf:"bytes,8,rep,name=fetches,proto3" json:"fetches,omitempty"` // of a restore or a rollback that runs
+	Stuck         []*StuckRestore        `protobuf:"bytes,9,rep,name=stuck,proto3" json:"stuck,omitempty"`     // what a restore that runs waits for somebody to mend
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2016,6 +2017,13 @@ func (x *Operation) GetUpdatedMs() uint64 {
 func (x *Operation) GetFetches() []*ShardFetch {
 	if x != nil {
 		return x.Fetches
+	}
+	return nil
+}
+
+func (x *Operation) GetStuck() []*StuckRestore {
+	if x != nil {
+		return x.Stuck
 	}
 	return nil
 }
@@ -2225,7 +2233,7 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x126\n" +
 	"\breplicas\x18\x02 \x03(\v2\x1a.keelstate.v1.ReplicaScrubR\breplicas\x12\x14\n" +
 	"\x05clean\x18\x03 \x01(\bR\x05clean\"\x17\n" +
-	"\x15ListOperationsRequest\"\xe1\x01\n" +
+	"\x15ListOperationsRequest\"\x93\x02\n" +
 	"\tOperation\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
@@ -2236,7 +2244,8 @@ const file_keelstate_v1_admin_proto_rawDesc = "" +
 	"started_ms\x18\x06 \x01(\x04R\tstartedMs\x12\x1d\n" +
 	"\n" +
 	"updated_ms\x18\a \x01(\x04R\tupdatedMs\x122\n" +
-	"\afetches\x18\b \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\"Q\n" +
+	"\afetches\x18\b \x03(\v2\x18.keelstate.v1.ShardFetchR\afetches\x120\n" +
+	"\x05stuck\x18\t \x03(\v2\x1a.keelstate.v1.StuckRestoreR\x05stuck\"Q\n" +
 	"\x16ListOperationsResponse\x127\n" +
 	"\n" +
 	"operations\x18\x01 \x03(\v2\x17.keelstate.v1.OperationR\n" +
@@ -2321,30 +2330,31 @@ var file_keelstate_v1_admin_proto_depIdxs = []int32{
 	24, // 15: keelstate.v1.ReplicaScrub.findings:type_name -> keelstate.v1.ScrubFinding
 	25, // 16: keelstate.v1.ScrubShardResponse.replicas:type_name -> keelstate.v1.ReplicaScrub
 	7,  // 17: keelstate.v1.Operation.fetches:type_name -> keelstate.v1.ShardFetch
-	28, // 18: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
-	1,  // 19: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
-	8,  // 20: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
-	10, // 21: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
-	14, // 22: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
-	16, // 23: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
-	19, // 24: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
-	21, // 25: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
-	23, // 26: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
-	27, // 27: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
-	5,  // 28: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
-	12, // 29: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
-	11, // 30: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
-	15, // 31: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
-	18, // 32: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
-	20, // 33: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
-	22, // 34: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
-	26, // 35: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
-	29, // 36: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
-	28, // [28:37] is the sub-list for method output_type
-	19, // [19:28] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	6,  // 18: keelstate.v1.Operation.stuck:type_name -> keelstate.v1.StuckRestore
+	28, // 19: keelstate.v1.ListOperationsResponse.operations:type_name -> keelstate.v1.Operation
+	1,  // 20: keelstate.v1.Admin.InitCluster:input_type -> keelstate.v1.InitClusterRequest
+	8,  // 21: keelstate.v1.Admin.Status:input_type -> keelstate.v1.StatusRequest
+	10, // 22: keelstate.v1.Admin.NodeStatus:input_type -> keelstate.v1.NodeStatusRequest
+	14, // 23: keelstate.v1.Admin.TransferLeader:input_type -> keelstate.v1.TransferLeaderRequest
+	16, // 24: keelstate.v1.Admin.HashShard:input_type -> keelstate.v1.HashShardRequest
+	19, // 25: keelstate.v1.Admin.SnapshotShard:input_type -> keelstate.v1.SnapshotShardRequest
+	21, // 26: keelstate.v1.Admin.CompactShard:input_type -> keelstate.v1.CompactShardRequest
+	23, // 27: keelstate.v1.Admin.ScrubShard:input_type -> keelstate.v1.ScrubShardRequest
+	27, // 28: keelstate.v1.Admin.ListOperations:input_type -> keelstate.v1.ListOperationsRequest
+	5,  // 29: keelstate.v1.Admin.InitCluster:output_type -> keelstate.v1.InitClusterResponse
+	12, // 30: keelstate.v1.Admin.Status:output_type -> keelstate.v1.StatusResponse
+	11, // 31: keelstate.v1.Admin.NodeStatus:output_type -> keelstate.v1.NodeStatusResponse
+	15, // 32: keelstate.v1.Admin.TransferLeader:output_type -> keelstate.v1.TransferLeaderResponse
+	18, // 33: keelstate.v1.Admin.HashShard:output_type -> keelstate.v1.HashShardResponse
+	20, // 34: keelstate.v1.Admin.SnapshotShard:output_type -> keelstate.v1.SnapshotShardResponse
+	22, // 35: keelstate.v1.Admin.CompactShard:output_type -> keelstate.v1.CompactShardResponse
+	26, // 36: keelstate.v1.Admin.ScrubShard:output_type -> keelstate.v1.ScrubShardResponse
+	29, // 37: keelstate.v1.Admin.ListOperations:output_type -> keelstate.v1.ListOperationsResponse
+	29, // [29:38] is the sub-list for method output_type
+	20, // [20:29] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_keelstate_v1_admin_proto_init() }

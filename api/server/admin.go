@@ -207,7 +207,7 @@ func (v *adminService) ListOperations(ctx context.Context, _ *keelstatepb.ListOp
 	out := &keelstatepb.ListOperationsResponse{}
 	for _, o := range ops {
 		out.Operations = append(out.Operations, &keelstatepb.Operation{Id: o.ID, Kind: o.Kind, Phase: o.Phase, Error: o.Error, Done: o.Done,
-			StartedMs: o.StartedMs, UpdatedMs: o.UpdatedMs, Fetches: shardFetches(o.Fetches)})
+			StartedMs: o.StartedMs, UpdatedMs: o.UpdatedMs, Fetches: shardFetches(o.Fetches), Stuck: stuckRestores(o.Stuck)})
 	}
 	return out, nil
 }

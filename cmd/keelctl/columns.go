@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	operationColumns   = "id operation phase done error startedMs updatedMs fetchBytes fetchedBytes fetches"
+	operationColumns   = "id operation phase done error startedMs updatedMs stuck fetchBytes fetchedBytes fetches"
 	checkpointColumns  = "number phase automatic savepoint created seconds fullBytes newBytes objects error uri files newFiles requests syncMs asyncMs createdMs endedMs incarnation keyGroups mode"
 	participantColumns = "participant alive registered checkpoint bytes restored session registeredMs restoredCluster"
 	writtenColumns     = "shard sequence token"

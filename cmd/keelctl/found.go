@@ -269,22 +269,16 @@ func (f *founding) ended() bool { return f.phase == phaseDone || f.phase == phas
 
 func (f *founding) report() error {
 	f.bar.end()
-	stuck := []record{}
-	for _, s := range f.stuck {
-		stuck = append(stuck, record{{Name: "shard", Value: s.GetShard()}, {Name: "node", Value: s.GetNode()}, {Name: "fault", Value: s.GetFault()}, {Name: "detail", Value: s.GetDetail()}})
-	}
 	err := f.app.printDone("Founding", append(record{{Name: "cluster", Value: f.cluster}, {Name: "operation", Value: f.operation},
 		{Name: "phase", Value: f.phase}, {Name: "problem", Value: f.problem}, {Name: "resumed", Value: f.resumed},
-		{Name: "stuck", Value: stuck, Wide: true}}, fetchFields(f.fetches)...))
+		{Name: "stuck", Value: stuckRecords(f.stuck), Wide: true}}, fetchFields(f.fetches)...))
 	switch {
 	case err != nil || f.phase == phaseDone:
 		return err
 	case f.phase == phaseFailed:
 		return &unhealthy{"the founding failed: " + f.text()}
 	case len(f.stuck) > 0:
-		s := f.stuck[0]
-		return &unhealthy{fmt.Sprintf("the restore is stuck: something of the checkpoint is %s (node %s: %s). Put the object back as it was, under the same name; the nodes go on trying, and the same command follows them. To restore another checkpoint, stop the nodes and begin with empty data directories",
-			s.GetFault(), s.GetNode(), s.GetDetail())}
+		return &unhealthy{stuckText(f.stuck[0]) + ", and the same command follows them. To restore another checkpoint, stop the nodes and begin with empty data directories"}
 	}
 	return &unhealthy{fmt.Sprintf("the founding goes on (%s); the same command waits for it, and so does: keelctl operation watch %s", f.text(), f.operation)}
 }

@@ -135,7 +135,24 @@ func progress(o *keelstatepb.Operation) string {
 	if o.GetError() != "" {
 		line += ": " + o.GetError()
 	}
+	if all := o.GetStuck(); len(all) > 0 {
+		line += ": " + stuckText(all[0])
+	}
 	return line
+}
+
+// stuckText is what holds a restore up, and what to do about it.
+func stuckText(s *keelstatepb.StuckRestore) string {
+	return fmt.Sprintf("the restore is stuck: something of the checkpoint is %s (node %s: %s). Put the object back as it was, under the same name; the nodes go on trying",
+		s.GetFault(), s.GetNode(), s.GetDetail())
+}
+
+func stuckRecords(all []*keelstatepb.StuckRestore) []record {
+	out := []record{}
+	for _, s := range all {
+		out = append(out, record{{Name: "shard", Value: s.GetShard()}, {Name: "node", Value: s.GetNode()}, {Name: "fault", Value: s.GetFault()}, {Name: "detail", Value: s.GetDetail()}})
+	}
+	return out
 }
 
 // operations asks for all operations of the cluster.
@@ -174,7 +191,8 @@ func operationArg(text string) (string, error) {
 func operationRecord(o *keelstatepb.Operation) record {
 	return append(record{{Name: "id", Value: o.GetId()}, {Name: "operation", Value: o.GetKind()},
 		{Name: "phase", Value: o.GetPhase()}, {Name: "done", Value: o.GetDone()}, {Name: "error", Value: o.GetError()},
-		{Name: "startedMs", Value: o.GetStartedMs(), Wide: true}, {Name: "updatedMs", Value: o.GetUpdatedMs(), Wide: true}}, fetchFields(o.GetFetches())...)
+		{Name: "startedMs", Value: o.GetStartedMs(), Wide: true}, {Name: "updatedMs", Value: o.GetUpdatedMs(), Wide: true},
+		{Name: "stuck", Value: stuckRecords(o.GetStuck()), Wide: true}}, fetchFields(o.GetFetches())...)
 }
 
 // fetchFields are how many bytes an operation has replicas bring here, and how many of

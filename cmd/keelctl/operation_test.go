@@ -62,6 +62,8 @@ func TestWatchEndsWithTheOperation(t *testing.T) {
 	step := func(phase, problem string) *keelstatepb.Operation {
 		return &keelstatepb.Operation{Phase: phase, Error: problem}
 	}
+	stuck := step("place", "")
+	stuck.Stuck = []*keelstatepb.StuckRestore{{Shard: 1, Node: "n2", Fault: "missing", Detail: "object c/abc.1"}}
 	for name, tc := range map[string]struct {
 		steps []*keelstatepb.Operation
 		args  []string
@@ -71,6 +73,8 @@ func TestWatchEndsWithTheOperation(t *testing.T) {
 	}{
 		"done":   {[]*keelstatepb.Operation{step("admit", "node n3 is down"), step("admit", "node n3 is down"), nil, step("place", ""), step("done", "")}, nil, exitDone, "done", []string{"admit: node n3 is down", "place", "done"}},
 		"failed": {[]*keelstatepb.Operation{step("admit", ""), step("failed", "no disk")}, nil, exitUnhealthy, "failed", []string{"admit", "failed: no disk"}},
+		"stuck for a while": {[]*keelstatepb.Operation{stuck, step("done", "")}, nil, exitDone, "done",
+			[]string{"place: the restore is stuck: something of the checkpoint is missing (node n2: object c/abc.1). Put the object back as it was, under the same name; the nodes go on trying", "done"}},
 		"in no time": {[]*keelstatepb.Operation{step("admit", "node n3 is down")}, []string{"--wait", "700ms"},
 			exitUnhealthy, "admit", []string{"admit: node n3 is down"}},
 		"bounded by a timeout": {[]*keelstatepb.Operation{step("admit", ""), nil}, []string{"--timeout", "700ms"}, exitUnhealthy, "admit", []string{"admit"}},
