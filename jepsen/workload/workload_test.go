@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -61,6 +62,15 @@ func drive(t *testing.T, ws []Workload, clients []Client, workers int, d time.Du
 	return h
 }
 
+// simulate is drive in simulated time, where as much is done in a while on a busy
+// machine as on an idle one. The history is for checkers outside, whose limits are
+// of real time.
+func simulate(t *testing.T, ws []Workload, clients []Client, workers int, d time.Duration) (h *history.History) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { h = drive(t, ws, clients, workers, d, func() {}) })
+	return h
+}
+
 func judge(t *testing.T, h *history.History, want check.Verdict) {
 	t.Helper()
 	for _, res := range check.Judge(h, check.Options{Limit: 30 * time.Second}) {
@@ -81,9 +91,10 @@ func TestHonestCluster(t *testing.T) {
 
 func testHonest(t *testing.T, batch int) {
 	f := newFake(1, 20, "")
+	f.delay = time.Millisecond // as long as workers wait for their turn: many calls at once
 	var served atomic.Int64
 	ws := All(Config{Keys: 5, OpsPerKey: 150, Rate: 3000, Batch: batch, Served: &served})
-	h := drive(t, ws, fakeClients(f), 4, 1500*time.Millisecond, func() {})
+	h := simulate(t, ws, fakeClients(f), 4, 1500*time.Millisecond)
 	judge(t, h, check.Pass)
 	if at := time.Duration(served.Load()); at < time.Second {
 		t.Errorf("nobody was served after %s", at)
@@ -118,8 +129,7 @@ func TestDefects(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()
-			// On a busy machine hardly anything is done in a try, and what a
-			// defect did once may be written over before anybody reads it.
+			// What a defect did may be written over before anybody reads it.
 			shown := 0
 			for range 20 {
 				f := newFake(2, 30, fault)
@@ -127,7 +137,7 @@ func TestDefects(t *testing.T) {
 				if !ok {
 					t.Fatal("no such workload")
 				}
-				h := drive(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond, func() {})
+				h := simulate(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond)
 				shown += f.hits
 				results := check.Judge(h, check.Options{Limit: 30 * time.Second})
 				if len(results) == 1 && results[0].Verdict == check.Fail {
@@ -155,10 +165,10 @@ func TestDefectsOfBatches(t *testing.T) {
 		t.Run(c.name+", "+c.fault, func(t *testing.T) {
 			t.Parallel()
 			// What a write lost may be written over before anybody reads it.
-			for range 10 {
+			for range 20 {
 				f := newFake(2, 30, c.fault)
 				w, _ := New(c.name, Config{Keys: 6, Rate: 3000, Batch: 8})
-				h := drive(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond, func() {})
+				h := simulate(t, []Workload{w}, fakeClients(f), 4, 700*time.Millisecond)
 				results := check.Judge(h, check.Options{Limit: 30 * time.Second})
 				if f.hits > 0 && !slices.ContainsFunc(results, func(r check.Result) bool { return r.Verdict != check.Fail }) {
 					return
@@ -170,7 +180,9 @@ func TestDefectsOfBatches(t *testing.T) {
 }
 
 // JW6: nothing is sent together while nothing is answered.
-func TestNoBatchesWithoutAnswers(t *testing.T) {
+func TestNoBatchesWithoutAnswers(t *testing.T) { synctest.Test(t, testNoBatchesWithoutAnswers) }
+
+func testNoBatchesWithoutAnswers(t *testing.T) {
 	w := NewCounter(Config{Keys: 4, Rate: 2000, Batch: 8})
 	rec, err := history.NewRecorder(nil, history.Header{}, history.Options{})
 	if err != nil {
@@ -237,7 +249,9 @@ func TestDoneOf(t *testing.T) {
 }
 
 // JW3, JW4: the rate holds whatever the errors, and keys give way.
-func TestRateAndKeys(t *testing.T) {
+func TestRateAndKeys(t *testing.T) { synctest.Test(t, testRateAndKeys) }
+
+func testRateAndKeys(t *testing.T) {
 	f := newFake(3, 2, "") // everything fails or is unknown
 	f.delay = time.Nanosecond
 	w := NewRegister(Config{Keys: 2, OpsPerKey: 10, Rate: 200})
@@ -251,7 +265,7 @@ func TestRateAndKeys(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	Drive(ctx, []Workload{w}, 8)
-	if n := rec.Count(); n < 20 || n > 120 {
+	if n := rec.Count(); n < 95 || n > 105 {
 		t.Errorf("%d operations in half a second at 200/s", n)
 	}
 	per := map[string]int{}
