@@ -69,7 +69,9 @@ func (c *Client) try(ctx context.Context, f func(ctx context.Context, conn *grpc
 		if verdict(base.SentinelOf(err)) {
 			return err
 		}
-		last = err
+		if last == nil || ctx.Err() == nil { // else the end of the time cut it off, which says less
+			last = err
+		}
 		c.next.Add(1)
 		select {
 		case <-ctx.Done():
