@@ -16,13 +16,11 @@ func TestPacerTimesCallsFromWhenTheyWereDue(t *testing.T) { // KB4
 	// The first call holds all others up until it is released.
 	release := make(chan struct{})
 	var begun atomic.Int64
+	var released time.Time // set before release is closed: nobody can be answered earlier
 	p := &pacer{perSecond: 1000, call: func(ctx context.Context, n int) error {
-		if begun.Add(1) >= 100 {
-			select {
-			case <-release:
-			default:
-				close(release)
-			}
+		if begun.Add(1) == 100 {
+			released = time.Now()
+			close(release)
 		}
 		select {
 		case <-release:
@@ -38,7 +36,6 @@ func TestPacerTimesCallsFromWhenTheyWereDue(t *testing.T) { // KB4
 		p.run(ctx)
 	}()
 	<-release
-	released := time.Now()
 	for len(p.seen()) < 100 {
 		if err := wait(ctx, time.Millisecond); err != nil {
 			t.Fatal(err)
