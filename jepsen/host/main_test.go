@@ -52,9 +52,13 @@ func fakeService() error {
 	}))
 }
 
+// patience is the limit of what is to succeed: a stall of the whole machine must not
+// look like a fault. What is to have no effect is looked at for a moment only.
+const patience = 30 * time.Second
+
 // get reads what a service answers.
 func get(url string) string {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Get(url)
 	if err != nil {
 		return "error: " + err.Error()
@@ -144,7 +148,7 @@ func (f *fake) obey(line string) string {
 	switch word[0] {
 	case "call": // ADDRESS BYTES: an echo over TCP, and how long it took
 		n, _ := strconv.Atoi(word[2])
-		took, err := call(word[1], n, 2*time.Second)
+		took, err := call(word[1], n, patience)
 		if err != nil {
 			return "error " + err.Error()
 		}
@@ -275,7 +279,7 @@ func socketOf(n *Node) string { return n.LogFile + ".sock" }
 // listening waits until a fake node takes orders.
 func listening(t *testing.T, n *Node) {
 	t.Helper()
-	must(t, await(10*time.Second, n.ID+" takes orders", func() bool {
+	must(t, await(patience, n.ID+" takes orders", func() bool {
 		conn, err := net.Dial("unix", socketOf(n))
 		return err == nil && conn.Close() == nil
 	}))

@@ -28,7 +28,7 @@ func unreached(t *testing.T, f *Fleet) string {
 		for _, to := range f.Nodes {
 			if from != to {
 				asked++
-				go func() { answers <- answer{from.ID + ">" + to.ID, order(t, from, 5*time.Second, "reach %s", to.Raft)} }()
+				go func() { answers <- answer{from.ID + ">" + to.ID, order(t, from, patience, "reach %s", to.Raft)} }()
 			}
 		}
 	}
@@ -46,27 +46,20 @@ func unreached(t *testing.T, f *Fleet) string {
 func wantUnreached(t *testing.T, f *Fleet, want string) {
 	t.Helper()
 	got := ""
-	for range 5 {
-		if got = unreached(t, f); got == want {
-			return
-		}
+	if await(patience, "", func() bool { got = unreached(t, f); return got == want }) != nil {
+		t.Errorf("unreached: %q, want %q", got, want)
 	}
-	t.Errorf("unreached: %q, want %q", got, want)
 }
 
-// quickest is the shortest of some calls that succeed.
-func quickest(t *testing.T, addr string, bytes int) time.Duration {
+// wantQuick looks until a call takes no longer than a limit: one that is slowed down
+// never does, one that is not may on a busy machine.
+func wantQuick(t *testing.T, addr string, bytes int, limit time.Duration) {
 	t.Helper()
-	best := time.Duration(0)
-	for range 5 {
-		if took, err := call(addr, bytes, 10*time.Second); err == nil && (best == 0 || took < best) {
-			best = took
-		}
+	var took time.Duration
+	var err error
+	if await(patience, "", func() bool { took, err = call(addr, bytes, patience); return err == nil && took <= limit }) != nil {
+		t.Errorf("calls to %s are slow: the last took %s, %v", addr, took, err)
 	}
-	if best == 0 {
-		t.Fatalf("no call to %s succeeds", addr)
-	}
-	return best
 }
 
 // TestPartitions: what is cut is cut, both ways if a TCP answer is lost, and
@@ -77,19 +70,19 @@ func TestPartitions(t *testing.T) {
 	// Over TCP a one-way cut shows in both directions of asking, so datagrams tell
 	// the directions apart.
 	sent := func(from, to *Node, limit time.Duration) bool {
-		before := number(t, order(t, to, time.Second, "received"))
-		order(t, from, time.Second, "send %s 5", to.Gossip)
-		return await(limit, "all arrived", func() bool { return number(t, order(t, to, time.Second, "received")) >= before+5 }) == nil
+		before := number(t, order(t, to, patience, "received"))
+		order(t, from, patience, "send %s 5", to.Gossip)
+		return await(limit, "all arrived", func() bool { return number(t, order(t, to, patience, "received")) >= before+5 }) == nil
 	}
 	n1, n2 := f.Nodes[0], f.Nodes[1]
 	id, err := f.Net.Inject(NetFault{From: []string{"n1"}, To: []string{"n2"}, Drop: 1})
 	must(t, err)
-	if sent(n1, n2, 200*time.Millisecond) || !sent(n2, n1, 5*time.Second) {
+	if sent(n1, n2, 200*time.Millisecond) || !sent(n2, n1, patience) {
 		t.Error("a one-way cut is not one-way")
 	}
 	must(t, f.Net.Remove(id))
 	must(t, f.Net.Remove(id)) // HO5
-	if !sent(n1, n2, 5*time.Second) {
+	if !sent(n1, n2, patience) {
 		t.Error("a removed cut still cuts")
 	}
 	_, err = f.Net.Inject(NetFault{From: []string{"n1"}, To: []string{"n2", "n3"}, Drop: 1})
@@ -119,14 +112,20 @@ func TestBadLinks(t *testing.T) {
 	f := fleet(t, Options{Net: NetNamespaces, Nodes: 2}, CapNetns, CapNft, CapTC, CapTun)
 	n1, n2 := f.Nodes[0], f.Nodes[1]
 	n1to2 := NetFault{From: []string{"n1"}, To: []string{"n2"}}
+	// datagrams sends some, waits for the least that should arrive, and a moment for
+	// more.
 	datagrams := func(count, least int) int {
-		before := number(t, order(t, n2, time.Second, "received"))
-		order(t, n1, 5*time.Second, "send %s %d", n2.Gossip, count)
+		before := number(t, order(t, n2, patience, "received"))
+		order(t, n1, patience, "send %s %d", n2.Gossip, count)
 		got := 0
-		_ = await(500*time.Millisecond, "all arrived", func() bool {
-			got = number(t, order(t, n2, time.Second, "received")) - before
-			return got >= least
-		})
+		arrived := func(limit time.Duration, least int) {
+			_ = await(limit, "so many arrived", func() bool {
+				got = number(t, order(t, n2, patience, "received")) - before
+				return got >= least
+			})
+		}
+		arrived(patience, least)
+		arrived(200*time.Millisecond, 2*count+1)
 		return got
 	}
 	with := func(name string, fault NetFault, check func(t *testing.T)) {
@@ -135,7 +134,7 @@ func TestBadLinks(t *testing.T) {
 			must(t, err)
 			check(t)
 			must(t, f.Net.Remove(id))
-			if answer := order(t, n1, 5*time.Second, "call %s 1", n2.Raft); strings.HasPrefix(answer, "error") {
+			if answer := order(t, n1, patience, "call %s 1", n2.Raft); strings.HasPrefix(answer, "error") {
 				t.Errorf("after the fault: %s", answer)
 			}
 		})
@@ -143,7 +142,7 @@ func TestBadLinks(t *testing.T) {
 	loss := n1to2
 	loss.Drop = 0.5
 	with("loss", loss, func(t *testing.T) {
-		if got := datagrams(400, 400); got < 100 || got > 300 {
+		if got := datagrams(400, 100); got < 100 || got > 300 {
 			t.Errorf("%d of 400 datagrams arrived", got)
 		}
 	})
@@ -157,37 +156,33 @@ func TestBadLinks(t *testing.T) {
 	reset := n1to2
 	reset.Reset = 1
 	with("resets", reset, func(t *testing.T) {
-		if answer := order(t, n1, 5*time.Second, "call %s 1", n2.Raft); !strings.Contains(answer, "refused") && !strings.Contains(answer, "reset") {
+		if answer := order(t, n1, patience, "call %s 1", n2.Raft); !strings.Contains(answer, "refused") && !strings.Contains(answer, "reset") {
 			t.Errorf("a reset call: %s", answer)
 		}
 	})
 	slow := n1to2
 	slow.Delay, slow.Jitter = 60*time.Millisecond, 20*time.Millisecond
 	with("delay", slow, func(t *testing.T) {
-		if took := duration(t, order(t, n1, 5*time.Second, "call %s 1000", n2.Raft)); took < 110*time.Millisecond {
+		if took := duration(t, order(t, n1, patience, "call %s 1000", n2.Raft)); took < 110*time.Millisecond {
 			t.Errorf("a call took %s, and 2 of its packets wait 60 ms", took)
 		}
-		if took := quickest(t, n2.Raft, 1); took > 110*time.Millisecond {
-			t.Errorf("another link is slow: %s", took)
-		}
+		wantQuick(t, n2.Raft, 1, 110*time.Millisecond) // another link
 	})
 	both := NetFault{From: []string{Client, "n1"}, To: []string{"n1", Client}, Delay: 30 * time.Millisecond}
 	with("delay of clients", both, func(t *testing.T) {
-		if took, err := call(n1.Raft, 1, 5*time.Second); err != nil || took < 110*time.Millisecond {
+		if took, err := call(n1.Raft, 1, patience); err != nil || took < 110*time.Millisecond {
 			t.Errorf("a call took %s, and 4 of its packets wait 30 ms: %v", took, err)
 		}
 	})
 	t.Run("bandwidth", func(t *testing.T) {
 		must(t, f.Net.Limit("n2", 1_000_000))
-		slow, err := call(n2.Raft, 100_000, 10*time.Second)
+		slow, err := call(n2.Raft, 100_000, patience)
 		if err != nil || slow < 600*time.Millisecond {
 			t.Errorf("200 kB at 1 Mbit/s took %s: %v", slow, err)
 		}
 		must(t, f.Net.Limit("n2", 0))
 		must(t, f.Net.Limit("n2", 0))
-		if took := quickest(t, n2.Raft, 100_000); took > slow/2 {
-			t.Errorf("200 kB without limit took %s", took)
-		}
+		wantQuick(t, n2.Raft, 100_000, slow/2)
 	})
 }
 
