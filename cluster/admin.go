@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -324,6 +325,10 @@ func (n *Node) serveFile(_ context.Context, _ base.NodeID, name string) (io.Read
 	}
 	defer root.Close()
 	f, err := root.Open(parts[3])
+	if errors.Is(err, fs.ErrNotExist) {
+		// The snapshot itself is there, or was a moment ago.
+		_ = r.suspect(fmt.Errorf("%s of snapshot %s is missing: %w", parts[3], filepath.Base(dir), base.ErrCorrupt))
+	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("opening %s: %w: %w", parts[3], base.ErrNotFound, err)
 	}

@@ -127,6 +127,15 @@ func (n *Node) SystemSnapshot() (send func(to base.NodeID) error, err error) {
 	}, nil
 }
 
+// PreferredLeader is the node that is to lead a shard when it can.
+func (n *Node) PreferredLeader(g base.GroupID) (base.NodeID, error) {
+	rec, err := n.shardRecord(g)
+	if err != nil {
+		return "", err
+	}
+	return rec.PreferredLeader, nil
+}
+
 // SystemVoters is how many voters the system group has by this node's newest
 // configuration.
 func (n *Node) SystemVoters() int {

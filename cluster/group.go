@@ -95,6 +95,8 @@ type groupHooks struct {
 	snaps raft.SnapshotStore
 	// prepare fetches the files of a snapshot before Raft sees it; may be nil.
 	prepare func(ctx context.Context, meta transport.SnapshotMeta, manifest []byte, from base.NodeID) error
+	// refused is told why a replica elsewhere did not take a snapshot; may be nil.
+	refused func(error)
 	// takeOffice proposes what a new leader proposes first, waits until it is
 	// applied and returns the newest stamp of the group's clock.
 	takeOffice func(ctx context.Context, r *raft.Raft, term uint64) (stampMs uint64, err error)
@@ -144,7 +146,7 @@ func (g *group) start(t *transport.Transport, h groupHooks, bootstrap *raft.Conf
 			}
 		}
 	}
-	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare,
+	wire, err := t.Group(g.id, transport.GroupOptions{Local: conf.LocalID, PrepareSnapshot: h.prepare, SnapshotRefused: h.refused,
 		HasSnapshot:  func(m transport.SnapshotMeta) (bool, error) { return g.hasSnapshot(h.snaps, m) },
 		SnapshotOver: func(index uint64) (uint64, error) { return g.snapshotOver(h.snaps, index) }})
 	if err != nil {

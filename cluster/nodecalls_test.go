@@ -30,7 +30,7 @@ func nodeCalls() []struct {
 		{"4 answer", NodeStatus{Node: NodeInfo{ID: "n1", RaftAddr: "r", GRPCAddr: "g", HTTPAddr: "h", Zone: "z", State: "member", Alive: true},
 			Cluster: "c", Version: "v", Engine: "mem", Ready: false, NotReadyReason: "why", Uptime: time.Second, Revision: 9,
 			Groups: []GroupStatus{{Group: 1, Replica: "n1/1", State: "leader", Voter: true, Leader: "n1", Term: 1, Commit: 2, Applied: 3, Last: 4,
-				LogBytes: 5, DiskBytes: 6, Keys: 7, Epoch: 8, Range: keygroup.Range{Lo: 0, Hi: 9}, Sequence: 10, Damage: "d", Ready: true, States: []uint32{1}}}}},
+				LogBytes: 5, DiskBytes: 6, Keys: 7, Epoch: 8, Range: keygroup.Range{Lo: 0, Hi: 9}, Sequence: 10, Damage: "d", Ready: true, Scrubbing: true, DamageFound: true, States: []uint32{1}}}}},
 		{"5-8 body", shardRequest{Group: 1, Mark: 2, To: "n2"}},
 		{"5 answer", ReplicaHash{Node: "n1", Index: 1, ClockMs: 2, Content: []byte{1}, Ops: []byte{2}, Error: "e"}},
 		{"7-8 answer", sizes{A: 1, B: 2}},

@@ -500,6 +500,9 @@ func (r *replica) balance(rec *meta.Shard, polled map[raft.ServerID]transport.Te
 		if err != nil { // it drains, or cannot be reached: not now
 			return
 		}
+		if st, err := r.node.groupStatusOf(to.Node, r.id); err != nil || st.DamageFound {
+			return
+		}
 		r.logger.Info("handing over to the preferred leader", "to", string(to.Node))
 		ctx, cancel = context.WithTimeout(r.ctx, configTimeout)
 		defer cancel()

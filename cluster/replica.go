@@ -140,7 +140,7 @@ func (n *Node) openReplica(rec *meta.Shard, self meta.Replica) (_ *replica, err 
 	r.writes = newProposer(r.propose, r.stampEntry, r.await, r.metrics)
 	err = r.group.start(n.transport, groupHooks{
 		fsm:   raftfsm.NewAdapter(r.machine, raftfsm.Hooks{Snapshot: r.snapshotFSM, Restore: r.restoreFSM}),
-		snaps: r.snaps, prepare: r.prepareSnapshot, takeOffice: r.takeOffice, changed: n.poke, stopped: r.stopped,
+		snaps: r.snaps, prepare: r.prepareSnapshot, refused: r.snapshotRefused, takeOffice: r.takeOffice, changed: n.poke, stopped: r.stopped,
 		applied: func() uint64 { index, _ := r.machine.Applied(); return index },
 	}, firstConfiguration(rec, self))
 	if err != nil {

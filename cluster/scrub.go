@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/keelstate/keelstate/broadcast/meta"
 	"github.com/keelstate/keelstate/engine"
 	"github.com/keelstate/keelstate/internal/base"
 	"github.com/keelstate/keelstate/snapshot"
@@ -36,6 +37,9 @@ type scrubState struct {
 	giving atomic.Bool
 	// looking: one goroutine looks whether what a read met is damage.
 	looking atomic.Bool
+	// refusedAt is when a refused snapshot last had the replica scrubbed, in ns since
+	// 1970; 0: never.
+	refusedAt atomic.Int64
 }
 
 // suspectBytesPerSecond bounds the scrub of a replica of which a read has met
@@ -68,6 +72,22 @@ func (r *replica) suspect(err error) error {
 // suspectPause is the least time between the scrubs of one replica that reads
 // have caused.
 const suspectPause = 10 * time.Second
+
+// snapshotRefused has this replica, a leader, scrubbed where its snapshot was not
+// taken because its files are damaged. The other side may err, about its own disk
+// perhaps, and asks again and again: not more than once in a while.
+func (r *replica) snapshotRefused(err error) {
+	if !errors.Is(err, base.ErrCorrupt) {
+		return
+	}
+	last, now := r.scrubs.refusedAt.Load(), time.Now().UnixNano()
+	if (last == 0 || now-last >= int64(refusedPause)) && r.scrubs.refusedAt.CompareAndSwap(last, now) {
+		_ = r.suspect(err)
+	}
+}
+
+// refusedPause is the least time between the scrubs that refused snapshots cause.
+const refusedPause = 10 * time.Minute
 
 // scrubLoop scrubs the replicas of this node, one at a time, each once per
 // Options.ScrubInterval.
@@ -280,6 +300,7 @@ func (r *replica) giveUp(found error) {
 				r.logger.Warn("a damaged replica goes on until the others are a quorum", "damage", found, "error", err)
 				said = true
 			}
+			r.leaveOffice()
 			select {
 			case <-r.ctx.Done():
 				return
@@ -287,6 +308,33 @@ func (r *replica) giveUp(found error) {
 			}
 		}
 	})
+}
+
+// leaveOffice hands the office of a damaged replica to one that has found no damage.
+// A replica that is being rebuilt gets its files from the leader: if those are the
+// damaged ones it would never be a part of the quorum that this one waits for.
+func (r *replica) leaveOffice() {
+	rec, err := r.node.shardRecord(r.id)
+	if _, notLeading := r.leading(); notLeading != nil || err != nil {
+		return
+	}
+	for _, rep := range rec.Replicas {
+		if rep.Role != meta.RoleVoter || rep.Node == r.opts.NodeID {
+			continue
+		}
+		st, err := r.node.groupStatusOf(rep.Node, r.id)
+		if err != nil || !st.Voter || !st.Ready || st.Damage != "" || st.DamageFound {
+			continue
+		}
+		r.logger.Info("handing over: a scrub found damage here", "to", string(rep.Node))
+		ctx, cancel := context.WithTimeout(r.ctx, configTimeout)
+		err = r.transferTo(ctx, rep.Node)
+		cancel()
+		if err == nil {
+			return
+		}
+		r.logger.Warn("handing over", "error", err)
+	}
 }
 
 func (r *replica) verifyStore(pace func(int64) error) error {

@@ -304,6 +304,65 @@ func TestScrubTakesNoQuorum(t *testing.T) {
 	}
 }
 
+// A damaged leader that is needed for the quorum leaves its office to a replica that
+// has found no damage, says so, and is not given the office back, preferred or not.
+func TestDamagedLeaderLeavesItsOffice(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, testcluster.Options{Configure: func(_ int, o *cluster.Options) { o.BalanceDelay = 100 * time.Millisecond }})
+	onDisk(k)
+	preferred := 0
+	k.Eventually("the preferred node leads", func() error {
+		preferred = k.Leader(1)
+		want, err := k.Node(preferred).PreferredLeader(1)
+		if err == nil && testcluster.ID(preferred) != want {
+			err = fmt.Errorf("not yet %s", want)
+		}
+		return err
+	})
+	down := (preferred + 1) % 3
+	heir := (preferred + 2) % 3
+	k.Stop(down)
+	path, at := largest(t, k.Dir(preferred), replicaFiles["mem"].store)
+	flip(t, path, at/2)
+	if found := k.scrub(heir); len(found) != 3 {
+		t.Fatalf("%+v", found)
+	}
+	k.Eventually("the other leads", func() error {
+		if !k.Node(heir).Leads(1) {
+			return errors.New("it does not")
+		}
+		return nil
+	})
+	k.Eventually("the status says it", func() error {
+		st, err := k.Node(heir).Status(k.ctx())
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(strings.Join(st.Problems, "\n"), "a scrub found damage") {
+			return fmt.Errorf("problems %q", st.Problems)
+		}
+		return nil
+	})
+	for range 30 { // many times BalanceDelay
+		k.mustWrite(k.add("s", 1))
+		if !k.Node(heir).Leads(1) {
+			t.Fatal("the office went back")
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	k.Start(down)
+	k.Eventually("the damaged replica is rebuilt", func() error {
+		if k.generation(preferred) < 2 {
+			return errors.New("it is still the first one")
+		}
+		return k.votes(preferred)
+	})
+	k.checkHashes()
+	if got := k.sum("s"); got != 230 {
+		t.Errorf("sum %d, want 230", got)
+	}
+}
+
 // R3: two replicas of a shard find damage at the same instant, and each has been
 // told that the other is healthy before either has said anything. They are
 // rebuilt one after the other; the shard never loses its quorum.

@@ -93,7 +93,7 @@ func (r *replica) status() GroupStatus {
 		st.DiskBytes, st.Keys = s.DiskBytes, s.Keys
 	}
 	st.Ready = r.ready() == ""
-	st.Scrubbing = r.scrubs.running.Load() > 0
+	st.Scrubbing, st.DamageFound = r.scrubs.running.Load() > 0, r.scrubs.giving.Load()
 	return st
 }
 
@@ -267,6 +267,8 @@ func problemsOf(s *ClusterStatus) []string {
 			leaders[g.Group] = leaders[g.Group] || g.State == "leader"
 			if g.Damage != "" {
 				out = append(out, fmt.Sprintf("replica %s of %s is damaged: %s", g.Replica, g.Group, g.Damage))
+			} else if g.DamageFound {
+				out = append(out, fmt.Sprintf("replica %s of %s: a scrub found damage, the log of the node says which; it is rebuilt as soon as the other replicas are a quorum", g.Replica, g.Group))
 			}
 		}
 	}

@@ -211,6 +211,9 @@ type GroupStatus struct {
 	Damage    string         `json:"damage,omitempty"`
 	Ready     bool           `json:"ready"`
 	Scrubbing bool           `json:"scrubbing,omitempty"`
+	// DamageFound: a scrub found damage, and the replica is rebuilt as soon as the
+	// others are a quorum.
+	DamageFound bool `json:"damageFound,omitempty"`
 	// States are the ids of the states that the replica knows as declared.
 	States []uint32 `json:"states,omitempty"`
 }

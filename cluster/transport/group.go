@@ -43,6 +43,9 @@ type GroupOptions struct {
 	// the previous entry of every append and must be quick where the log holds it.
 	// Nil: 0.
 	SnapshotOver func(index uint64) (uint64, error)
+	// SnapshotRefused is told why a replica elsewhere did not take the snapshot that
+	// this one, a leader, had sent; it must not block. Nil: nobody is.
+	SnapshotRefused func(err error)
 }
 
 // SnapshotMeta describes a snapshot that a leader sends.

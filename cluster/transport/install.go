@@ -86,6 +86,9 @@ func (g *Group) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, arg
 		select {
 		case a := <-got:
 			if a.err != nil {
+				if refused := g.opts.SnapshotRefused; refused != nil {
+					refused(a.err)
+				}
 				return fmt.Errorf("installing a snapshot of group %s on %s: %w", g.id, target, a.err)
 			}
 			if g.quiet() {
