@@ -37,9 +37,8 @@ type scrubState struct {
 	giving atomic.Bool
 	// looking: one goroutine looks whether what a read met is damage.
 	looking atomic.Bool
-	// refusedAt is when a refused snapshot last had the replica scrubbed, in ns since
-	// 1970; 0: never.
-	refusedAt atomic.Int64
+	// refusedAt is when a refused snapshot last had the replica scrubbed; nil: never.
+	refusedAt atomic.Pointer[time.Time]
 }
 
 // suspectBytesPerSecond bounds the scrub of a replica of which a read has met
@@ -80,8 +79,8 @@ func (r *replica) snapshotRefused(err error) {
 	if !errors.Is(err, base.ErrCorrupt) {
 		return
 	}
-	last, now := r.scrubs.refusedAt.Load(), time.Now().UnixNano()
-	if (last == 0 || now-last >= int64(refusedPause)) && r.scrubs.refusedAt.CompareAndSwap(last, now) {
+	last, now := r.scrubs.refusedAt.Load(), time.Now()
+	if (last == nil || now.Sub(*last) >= refusedPause) && r.scrubs.refusedAt.CompareAndSwap(last, &now) {
 		_ = r.suspect(err)
 	}
 }
