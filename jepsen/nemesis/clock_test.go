@@ -24,7 +24,7 @@ func TestHTTPClockSaysWhatTheNodeIsToSee(t *testing.T) {
 	}))
 	defer s.Close()
 	n := &host.Node{HTTP: strings.TrimPrefix(s.URL, "http://")}
-	c := NewHTTPClock(5 * time.Second)
+	c := NewHTTPClock(time.Minute)
 	must(t, c.Set(t.Context(), n, -90*time.Second, 500))
 	must(t, c.Set(t.Context(), n, 0, 0))
 	for i, want := range []string{`PUT /debug/fault/clock {"driftPPM":500,"offsetMs":-90000}`, `PUT /debug/fault/clock {"driftPPM":0,"offsetMs":0}`} {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/keelstate/keelstate/jepsen/faultfs"
 	"github.com/keelstate/keelstate/jepsen/host"
+	"github.com/keelstate/keelstate/jepsen/s3fault"
 )
 
 // fakeClock remembers what it was told. Only so many nodes take a wrong time, if
@@ -348,9 +349,9 @@ func TestProofWithout(t *testing.T) {
 	// The system group has to commit an entry, too.
 	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 3})
 	env := NewEnv(f, 1)
-	must(t, env.committedWithout(t.Context(), f.Nodes[2], time.Second))
+	must(t, env.committedWithout(t.Context(), f.Nodes[2], time.Minute))
 	t.Setenv("KEELJ_TEST_NO_SYSTEM", "1")
-	if err := env.committedWithout(t.Context(), f.Nodes[2], time.Second); err == nil || !strings.Contains(err.Error(), "system group") {
+	if err := env.committedWithout(t.Context(), f.Nodes[2], time.Minute); err == nil || !strings.Contains(err.Error(), "system group") {
 		t.Errorf("without the system group: %v", err)
 	}
 }
@@ -427,6 +428,25 @@ func TestRuleOfDamage(t *testing.T) {
 	}
 }
 
+// meet makes requests until a fault, which may hit some only, has met one. That one may
+// hang until the fault is healed: ended waits for it.
+func meet(p *s3fault.Proxy, request func() string) (ended func()) {
+	for {
+		done := make(chan struct{})
+		go func() { defer close(done); request() }()
+		for over := false; !over; {
+			select {
+			case <-done:
+				over = true
+			case <-time.After(time.Millisecond):
+			}
+			if p.Met() > 0 {
+				return func() { <-done }
+			}
+		}
+	}
+}
+
 // TestStoreFaults: what a fault of the object store meets is counted, one that
 // nothing met is idle (NE3), and without a store each is missing with the reason (NE5).
 func TestStoreFaults(t *testing.T) {
@@ -435,7 +455,7 @@ func TestStoreFaults(t *testing.T) {
 	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 1, Disk: host.DiskPlain, StoreBinary: self})
 	env := NewEnv(f, 1)
 	all, _ := Catalogue(env)
-	client := http.Client{Timeout: 300 * time.Millisecond, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 	get := func() string {
 		resp, err := client.Get("http://" + f.Store.Endpoint() + "/bucket/key")
 		if err != nil {
@@ -458,10 +478,12 @@ func TestStoreFaults(t *testing.T) {
 			if !slices.Equal(in.Targets, []string{storeTarget}) || !strings.HasPrefix(in.Description, "the object store ") {
 				t.Errorf("%s: %+v", fault.Name(), in)
 			}
-			for met && f.Store.Proxy.Met() == 0 {
-				get() // it may hit some only
+			ended := func() {}
+			if met {
+				ended = meet(f.Store.Proxy, get)
 			}
 			must(t, in.Heal(t.Context()))
+			ended()
 			if in.Idle == met || in.Outcome != fmt.Sprintf("it met %d requests", map[bool]int{true: 1}[met]) {
 				t.Errorf("%s met one %v: idle %v, %q", fault.Name(), met, in.Idle, in.Outcome)
 			}

@@ -151,7 +151,7 @@ func must(t *testing.T, err error) {
 // eventually repeats a look until it finds no error.
 func eventually(t *testing.T, look func() error) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := look()
 		if err == nil {
