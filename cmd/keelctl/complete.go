@@ -6,14 +6,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 )
-
-// completionPatience bounds what a completion asks the cluster: somebody waits
-// at a prompt.
-const completionPatience = 2 * time.Second
 
 // completion is a function that cobra calls for the words of a line.
 type completion = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective)
@@ -24,8 +19,8 @@ func (a *app) fromCluster(cmd *cobra.Command, typed string, words func(context.C
 	if a.settle(cmd) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	if a.timeout == 0 || a.timeout > completionPatience {
-		a.timeout = completionPatience
+	if most := a.asideFor(); a.timeout == 0 || a.timeout > most {
+		a.timeout = most
 	}
 	ctx, cancel := a.bounded(cmd.Context())
 	defer cancel()

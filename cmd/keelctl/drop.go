@@ -3,19 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	keel "github.com/keelstate/keelstate/client"
 )
 
-// A plan looks at a state only this far: it must not take as long as a scan, and
-// must not keep a state from being dropped whose shards do not answer.
-const (
-	planKeys     = 1000
-	planPatience = 2 * time.Second
-)
+// A plan looks at a state only this far, and for as long as it has patience: it must
+// not take as long as a scan, and must not keep a state from being dropped whose
+// shards do not answer.
+const planKeys = 1000
 
 // dropPlan is what a drop would take away.
 type dropPlan struct {
@@ -75,7 +72,7 @@ func (a *app) planDrop(ctx context.Context, keyspace, name string) (*dropPlan, e
 		return nil, err
 	}
 	p := &dropPlan{decl: t.decl, shards: len(topo.GetShards())}
-	look, done := context.WithTimeout(ctx, planPatience)
+	look, done := context.WithTimeout(ctx, a.asideFor())
 	defer done()
 	s, err := t.openAny(look)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 func TestDropHasAPlan(t *testing.T) {
 	c := cluster.New(t, cluster.Options{Nodes: 1, Shards: 2})
 	on := c.Endpoints()[0]
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	client := c.Client()
 	space := client.Keyspace("k", keel.String.Type())

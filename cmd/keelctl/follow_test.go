@@ -90,24 +90,29 @@ func (f *fetching) GetRollback(context.Context, *keelstatepb.GetRollbackRequest)
 
 // Whatever follows or shows a restore or a rollback says how many bytes have come.
 func TestFetchedBytesAreShown(t *testing.T) {
+	t.Parallel()
 	node := &fetching{looks: looks{steps: []*keelstatepb.Operation{{Phase: "place", Fetches: shardFetches()}}}}
 	on := serveAdmin(t, node, func(s *grpc.Server) { keelstatepb.RegisterCheckpointsServer(s, node) })
 	type shown struct {
 		FetchBytes, FetchedBytes *uint64
 		Fetches, Shards          []struct{ Shard, FetchBytes, FetchedBytes uint64 }
 	}
+	// Whatever follows is still at it when its time is over.
 	for name, line := range map[string]string{
-		"show": "operation show 3", "watch": "operation watch 3 --wait 300ms", "init": "cluster init --nodes n1=h:1 --wait 1s", "rollback": "checkpoint rollback 2 --yes --wait 300ms",
+		"show": "operation show 3", "watch": "operation watch 3 --wait 5s", "init": "cluster init --nodes n1=h:1 --wait 5s", "rollback": "checkpoint rollback 2 --yes --wait 5s",
 	} {
-		_, stdout, stderr := keelctl(on, append(strings.Fields(line), "-o", "json")...)
-		var s shown
-		if err := json.Unmarshal([]byte(stdout), &s); err != nil {
-			t.Fatalf("%s: %v in %q, %s", name, err, stdout, stderr)
-		}
-		shards := append(s.Fetches, s.Shards...)
-		if s.FetchBytes == nil || *s.FetchBytes != 200 || *s.FetchedBytes != 40 || len(shards) != 2 || shards[1].FetchBytes != 100 || shards[1].FetchedBytes != 10 {
-			t.Errorf("%s: %s", name, stdout)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, stdout, stderr := keelctl(on, append(strings.Fields(line), "-o", "json")...)
+			var s shown
+			if err := json.Unmarshal([]byte(stdout), &s); err != nil {
+				t.Fatalf("%v in %q, %s", err, stdout, stderr)
+			}
+			shards := append(s.Fetches, s.Shards...)
+			if s.FetchBytes == nil || *s.FetchBytes != 200 || *s.FetchedBytes != 40 || len(shards) != 2 || shards[1].FetchBytes != 100 || shards[1].FetchedBytes != 10 {
+				t.Error(stdout)
+			}
+		})
 	}
 	_, stdout, _ := keelctl(on, "operation", "list", "-o", "json")
 	var list struct{ Items []shown }

@@ -35,22 +35,27 @@ func halfFounded(t *testing.T) *cluster.Cluster {
 // A cluster that is being founded is not ready: no usage error, and the error
 // says how far the founding is and what it waits for.
 func TestWhileFoundingTheClusterIsNotReady(t *testing.T) {
+	t.Parallel()
 	on := halfFounded(t).Endpoints()[0]
 	if code, _, stderr := keelctl(on, "state", "declare", "k", "v", "--kind", "value"); code != exitDone {
 		t.Fatalf("state declare: exit %d, %s", code, stderr)
 	}
 	for _, line := range []string{"value set k v x --key y", "value get k v --key y", "scan k v"} {
-		f := failing(t, on, io.Discard, append(strings.Fields(line), "--timeout", "2s", "-o", "json")...)
-		if f.ExitCode != exitUnavailable || f.Code != "not_ready" || f.Outcome != "not applied" || !f.Retryable ||
-			!strings.Contains(f.Hint, "being founded") || !strings.Contains(f.Hint, "phase admit") || !strings.Contains(f.Hint, "n3") {
-			t.Errorf("%s: %+v", line, f)
-		}
+		t.Run(line, func(t *testing.T) {
+			t.Parallel()
+			f := failing(t, on, io.Discard, append(strings.Fields(line), "--timeout", "6s", "-o", "json")...)
+			if f.ExitCode != exitUnavailable || f.Code != "not_ready" || f.Outcome != "not applied" || !f.Retryable ||
+				!strings.Contains(f.Hint, "being founded") || !strings.Contains(f.Hint, "phase admit") || !strings.Contains(f.Hint, "n3") {
+				t.Errorf("%+v", f)
+			}
+		})
 	}
 }
 
 // An init that waits for a node that is down says which, ends with 6 in time,
 // and goes on when it is asked again.
 func TestInitNamesTheMissingNode(t *testing.T) {
+	t.Parallel()
 	c := cluster.New(t, cluster.Options{Unfounded: true})
 	c.Stop(2)
 	var nodes []string
@@ -72,7 +77,7 @@ func TestInitNamesTheMissingNode(t *testing.T) {
 		return code, f, stderr
 	}
 	for _, i := range []int{0, 1} { // the founder, and a node that passes it on
-		code, f, stderr := initial(c.Endpoints()[i], "4s")
+		code, f, stderr := initial(c.Endpoints()[i], "8s")
 		if code != exitUnhealthy || f.Phase != "admit" || f.Cluster == "" || f.Operation == "" || !strings.Contains(f.Problem, "n3") {
 			t.Errorf("init at node %d: exit %d, %+v, %s", i, code, f, stderr)
 		}
@@ -81,7 +86,7 @@ func TestInitNamesTheMissingNode(t *testing.T) {
 		}
 	}
 	c.Start(2)
-	if code, f, stderr := initial(c.Endpoints()[1], "30s"); code != exitDone || f.Phase != "done" || f.Problem != "" {
+	if code, f, stderr := initial(c.Endpoints()[1], "1m"); code != exitDone || f.Phase != "done" || f.Problem != "" {
 		t.Errorf("the same init again: exit %d, %+v, %s", code, f, stderr)
 	}
 	// Another list is refused, and at once, whatever the wait.
@@ -95,13 +100,14 @@ func TestInitNamesTheMissingNode(t *testing.T) {
 // An init of which nothing is known ends with what the attempts said: unknown
 // where one may have begun to found, and the newest hint.
 func TestInitWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
 	on := serveAdmin(t, &mute{})
-	f := failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+	f := failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "5s", "-o", "json")
 	if f.ExitCode != exitUnknown || f.Outcome != "unknown" {
 		t.Errorf("a node that never answers: %+v", f)
 	}
 	on = serveAdmin(t, &mute{err: &base.Error{Cause: base.ErrUnavailable, Ordinal: -1, Hint: "start node n1"}})
-	f = failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+	f = failing(t, on, io.Discard, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "5s", "-o", "json")
 	if f.ExitCode != exitUnavailable && f.ExitCode != exitUnknown || !strings.Contains(f.Hint, "start node n1") {
 		t.Errorf("a founder that is down: %+v", f)
 	}
@@ -124,6 +130,7 @@ func (m *mute) InitCluster(ctx context.Context, _ *keelstatepb.InitClusterReques
 // The phase and the problem are those of the node's answer; where an attempt has
 // none, those of the operation, which never says that this init is done.
 func TestInitTakesWhatIsKnown(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		answer *keelstatepb.InitClusterResponse // nil is none
 		op     *keelstatepb.Operation
@@ -137,9 +144,10 @@ func TestInitTakesWhatIsKnown(t *testing.T) {
 		"another is done": {nil, &keelstatepb.Operation{Id: "1", Kind: "found", Phase: "done", Done: true}, exitUnknown, "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			node := &half{answer: tc.answer, op: tc.op}
 			on := serveAdmin(t, node, func(s *grpc.Server) { keelstatepb.RegisterClusterServer(s, node) })
-			code, stdout, stderr := keelctl(on, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "1s", "-o", "json")
+			code, stdout, stderr := keelctl(on, "cluster", "init", "--nodes", "n1=n1:1", "--wait", "5s", "-o", "json")
 			if code != tc.code || !strings.Contains(stdout+stderr, tc.text) {
 				t.Errorf("exit %d, want %d: %s%s", code, tc.code, stdout, stderr)
 			}
@@ -185,7 +193,8 @@ func (s *stuckInit) InitCluster(context.Context, *keelstatepb.InitClusterRequest
 // A restore that is stuck ends the init with 6, what is wrong and what to do; not by
 // what was found before the command began.
 func TestInitEndsWithARestoreThatIsStuck(t *testing.T) {
-	line := []string{"cluster", "init", "--nodes", "n1=h:1", "--restore", "c/1", "--wait", "2s", "-o", "json"}
+	t.Parallel()
+	line := []string{"cluster", "init", "--nodes", "n1=h:1", "--restore", "c/1", "--wait", "6s", "-o", "json"}
 	type founded struct {
 		Phase string
 		Stuck []struct {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/keelstate/keelstate/api/apierr"
 	"github.com/keelstate/keelstate/api/keelstatepb"
@@ -28,11 +29,12 @@ type looks struct {
 func (l *looks) ListOperations(context.Context, *keelstatepb.ListOperationsRequest) (*keelstatepb.ListOperationsResponse, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	o := l.steps[min(l.taken, len(l.steps)-1)]
+	step := l.steps[min(l.taken, len(l.steps)-1)]
 	l.taken++
-	if o == nil {
+	if step == nil {
 		return nil, apierr.ToStatus(base.ErrNoQuorum).Err()
 	}
+	o := proto.CloneOf(step) // an answer may still be on its way when the next is made
 	o.Id, o.Kind, o.Done = "3", "found", o.Phase == phaseDone || o.Phase == phaseFailed
 	return &keelstatepb.ListOperationsResponse{Operations: []*keelstatepb.Operation{{Id: "2", Phase: phaseDone, Done: true}, o}}, nil
 }
@@ -59,6 +61,7 @@ func serveAdmin(t *testing.T, node keelstatepb.AdminServer, more ...func(*grpc.S
 // once each, and outlives a lost quorum; a failed operation and one that is not
 // done in time exit with 6.
 func TestWatchEndsWithTheOperation(t *testing.T) {
+	t.Parallel()
 	step := func(phase, problem string) *keelstatepb.Operation {
 		return &keelstatepb.Operation{Phase: phase, Error: problem}
 	}
@@ -75,11 +78,12 @@ func TestWatchEndsWithTheOperation(t *testing.T) {
 		"failed": {[]*keelstatepb.Operation{step("admit", ""), step("failed", "no disk")}, nil, exitUnhealthy, "failed", []string{"admit", "failed: no disk"}},
 		"stuck for a while": {[]*keelstatepb.Operation{stuck, step("done", "")}, nil, exitDone, "done",
 			[]string{"place: the restore is stuck: something of the checkpoint is missing (node n2: object c/abc.1). Put the object back as it was, under the same name; the nodes go on trying", "done"}},
-		"in no time": {[]*keelstatepb.Operation{step("admit", "node n3 is down")}, []string{"--wait", "700ms"},
+		"in no time": {[]*keelstatepb.Operation{step("admit", "node n3 is down")}, []string{"--wait", "5s"},
 			exitUnhealthy, "admit", []string{"admit: node n3 is down"}},
-		"bounded by a timeout": {[]*keelstatepb.Operation{step("admit", ""), nil}, []string{"--timeout", "700ms"}, exitUnhealthy, "admit", []string{"admit"}},
+		"bounded by a timeout": {[]*keelstatepb.Operation{step("admit", ""), nil}, []string{"--timeout", "5s"}, exitUnhealthy, "admit", []string{"admit"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			on := serveAdmin(t, &looks{steps: tc.steps})
 			code, stdout, stderr := keelctl(on, append([]string{"operation", "watch", "3", "-o", "json"}, tc.args...)...)
 			var o struct{ Kind, ID, Phase string }

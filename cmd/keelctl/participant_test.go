@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	keel "github.com/keelstate/keelstate/client"
 	"github.com/keelstate/keelstate/client/keeltest/cluster"
@@ -95,7 +96,7 @@ func TestParticipantsAreShownAndForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	words := bytes.Buffer{}
-	run(context.Background(), []string{"__complete", "participant", "remove", "o"}, environment{stdin: strings.NewReader(""), stdout: &words, stderr: os.Stderr,
+	run(context.Background(), []string{"__complete", "participant", "remove", "o"}, environment{stdin: strings.NewReader(""), stdout: &words, stderr: os.Stderr, patience: time.Minute,
 		getenv: func(name string) (string, bool) { return c.Endpoints()[0], name == "KEELSTATE_ENDPOINTS" }})
 	if !strings.HasPrefix(words.String(), "other\talive\n") {
 		t.Errorf("completed with %q", words.String())

@@ -28,6 +28,19 @@ type environment struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) (string, bool)
+	// patience bounds what is asked of the cluster beside the command itself; 0 is
+	// defaultPatience, which is that of somebody who waits at a prompt.
+	patience time.Duration
+}
+
+const defaultPatience = 2 * time.Second
+
+// asideFor is the time for what is not the command itself.
+func (e *environment) asideFor() time.Duration {
+	if e.patience == 0 {
+		return defaultPatience
+	}
+	return e.patience
 }
 
 // app holds the global flags of one run.

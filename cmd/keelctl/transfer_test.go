@@ -31,6 +31,7 @@ func (f *forgetful) TransferLeader(context.Context, *keelstatepb.TransferLeaderR
 // A transfer to a node that cannot lead is known not to have happened, also if an
 // attempt before had no answer. Of other refusals nothing follows for that one.
 func TestRefusedTransferIsNotApplied(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		refusal error
 		code    int
@@ -40,7 +41,7 @@ func TestRefusedTransferIsNotApplied(t *testing.T) {
 		"no such shard": {&base.Error{Cause: base.ErrNoSuchShard, Ordinal: -1}, exitUnknown, "unknown"},
 	} {
 		node := &forgetful{refusal: tc.refusal}
-		f := failing(t, serveAdmin(t, node), io.Discard, "shard", "transfer", "1", "--to", "n3", "--timeout", "1s", "-o", "json")
+		f := failing(t, serveAdmin(t, node), io.Discard, "shard", "transfer", "1", "--to", "n3", "--timeout", "6s", "-o", "json")
 		if f.ExitCode != tc.code || f.Outcome != tc.outcome || node.calls.Load() < 2 {
 			t.Errorf("%s: %+v after %d attempts", name, f, node.calls.Load())
 		}
