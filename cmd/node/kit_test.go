@@ -127,7 +127,7 @@ func (p *program) code() int {
 
 // get is one HTTP request: status and body, or the error as text.
 func get(url string) (int, string) {
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Timeout: waitLimit / 2, Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get(url)
 	if err != nil {
 		return 0, err.Error()

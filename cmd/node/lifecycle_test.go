@@ -76,15 +76,19 @@ func TestNodesFindEachOther(t *testing.T) {
 		}
 		return hears(ps[1], "n1", reply.Cluster)
 	})
-	topo, err := ps[1].node.Topology(testContext(t), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, n := range topo.Nodes {
-		if p := ps[i]; n.GRPCAddr != p.grpcAddr() || n.HTTPAddr != p.conf.advertiseHTTP || n.Zone != p.conf.zone || !n.Alive {
-			t.Errorf("node %d is known as %+v", i, n)
+	// One that was slow may be taken for dead for a while.
+	eventually(t, "each is known as what it is", func() error {
+		topo, err := ps[1].node.Topology(testContext(t), 0)
+		if err != nil || len(topo.Nodes) != len(ps) {
+			return fmt.Errorf("%+v: %w", topo, err)
 		}
-	}
+		for i, n := range topo.Nodes {
+			if p := ps[i]; n.GRPCAddr != p.grpcAddr() || n.HTTPAddr != p.conf.advertiseHTTP || n.Zone != p.conf.zone || !n.Alive {
+				return fmt.Errorf("node %d is known as %+v", i, n)
+			}
+		}
+		return nil
+	})
 	// Once the stop has begun, readiness is false and liveness is not (CN2).
 	ps[1].observer.stopping.Store(true)
 	web := "http://" + ps[1].conf.advertiseHTTP

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/keelstate/keelstate/api/keelstatepb"
 	"github.com/keelstate/keelstate/cluster"
@@ -133,11 +132,36 @@ func TestS3Store(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(server.Dir, s3server.Bucket, "some", "prefix", "k")); err != nil || string(b) != "value" {
 		t.Errorf("in the bucket: %q, %v", b, err)
 	}
-	// Down and up again: the calls meanwhile are repeated, and their figures seen.
+	// Down and up again: the calls meanwhile are repeated, and their figures seen. A
+	// service that needs longer to start than a call is repeated proves nothing.
+	var err error
+	for range 5 {
+		if err = acrossARestart(t, server, p); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// acrossARestart gets an object while its service is down, which comes back once the
+// call was repeated.
+func acrossARestart(t *testing.T, server *s3server.Server, p *process) error {
+	t.Helper()
+	repeats := func() string {
+		_, body := get("http://" + p.conf.advertiseHTTP + "/metrics")
+		for _, line := range strings.Split(body, "\n") {
+			if strings.HasPrefix(line, `keelstate_object_store_repeats_total{op="stat"}`) {
+				return line
+			}
+		}
+		return ""
+	}
 	server.Stop()
-	done := make(chan error, 1)
+	before, done := repeats(), make(chan error, 1)
 	go func() {
-		r, err := p.objects.Get(ctx, "k", 0, -1)
+		r, err := p.objects.Get(testContext(t), "k", 0, -1)
 		if err == nil {
 			_, err = io.ReadAll(r)
 			err = errors.Join(err, r.Close())
@@ -145,21 +169,13 @@ func TestS3Store(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, "a repeat is counted", func() error {
-		_, body := get("http://" + p.conf.advertiseHTTP + "/metrics")
-		if !strings.Contains(body, `keelstate_object_store_repeats_total{op="stat"}`) {
+		if now := repeats(); now == "" || now == before {
 			return errors.New("no repeat yet")
 		}
 		return nil
 	})
 	server.Start()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(waitLimit):
-		t.Error("the get does not end")
-	}
+	return <-done
 }
 
 // checkpoint makes a checkpoint through the API and returns how it ended.
