@@ -16,7 +16,7 @@ var (
 	seedsFlag = flag.String("sim.seeds", "5,16", "the seeds to run: numbers and ranges, as 1,5,10-20")
 	hoursFlag = flag.Float64("sim.hours", 0.1, "the simulated hours of each seed")
 	kindFlag  = flag.String("sim.kind", string(Mixed), "what the runs are like: storms, days, mixed (of both), weeks, squalls or rollbacks")
-	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a directory of the system's")
+	outFlag   = flag.String("sim.out", "", "where failed runs leave trace and history; default a new directory of the system's for temporary files")
 	lookFlag  = flag.Duration("sim.look", -1, "how often the terms and leaders of all replicas are looked at; 0 is at starts and crashes only, less is as the kind has it")
 	keepFlag  = flag.Bool("sim.keep", false, "keep trace and history of runs that pass, too")
 )
@@ -64,8 +64,11 @@ func TestGoesBack(t *testing.T) {
 func runSeed(t *testing.T, kind Kind, seed uint64, hours float64) *Report {
 	t.Helper()
 	out := *outFlag
-	if out == "" {
-		out = filepath.Join(os.TempDir(), "keelstate-sim")
+	if out == "" { // its own: others on the machine may run the same seed
+		var err error
+		if out, err = os.MkdirTemp("", "keelstate-sim-"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	dir := filepath.Join(out, "seed-"+strconv.FormatUint(seed, 10))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -83,6 +86,9 @@ func runSeed(t *testing.T, kind Kind, seed uint64, hours float64) *Report {
 	if r.Verdict() == check.Pass && !t.Failed() {
 		if !*keepFlag {
 			_ = os.RemoveAll(dir)
+			if *outFlag == "" {
+				_ = os.RemoveAll(out)
+			}
 		}
 		return r
 	}
