@@ -10,12 +10,15 @@ package s3server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 )
@@ -39,8 +42,9 @@ type Server struct {
 	t        testing.TB
 	binary   string
 	readOnly bool
-	sidecar  string // what the service knows of its objects beside their bytes
-	cmd      *exec.Cmd
+	sidecar  string        // what the service knows of its objects beside their bytes
+	cmd      *exec.Cmd     // nil while it is stopped
+	exited   chan struct{} // closed when cmd has ended
 	out      bytes.Buffer
 }
 
@@ -77,18 +81,61 @@ func binary(t testing.TB) string {
 	return ""
 }
 
+// handedOut are the addresses that a test of this process has or has had: none is
+// given twice, for its service may be stopped.
+var handedOut sync.Map
+
+// freeAddress is below the range of outgoing connections, so that nobody gets it by
+// chance while the service is stopped; the nodes of other tests have others.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 10000 {
+		addr := fmt.Sprintf("127.0.0.1:%d", 10000+rand.IntN(2000))
+		if _, taken := handedOut.LoadOrStore(addr, true); taken {
+			continue
+		}
+		if l, err := net.Listen("tcp", addr); err == nil {
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			return addr
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no free ports")
+	return ""
 }
 
-// Start starts the service, again after Stop, and waits until it answers.
+// Start starts the service, again after Stop, and waits until it answers. One that
+// ends before, for want of its port, is started again.
 func (s *Server) Start() {
+	s.t.Helper()
+	s.launch()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := s.health()
+		select {
+		case <-s.exited:
+			err = errors.New("it has ended")
+		default:
+		}
+		switch {
+		case err == nil:
+			return
+		case time.Now().After(deadline):
+			s.Stop()
+			s.t.Fatalf("versitygw at %s does not answer: %v\n%s", s.Endpoint, err, s.out.String())
+		}
+		time.Sleep(20 * time.Millisecond)
+		select {
+		case <-s.exited:
+			s.launch()
+		default:
+		}
+	}
+}
+
+// launch starts the process.
+func (s *Server) launch() {
 	s.t.Helper()
 	s.out.Reset()
 	args := []string{"--access", AccessKey, "--secret", SecretKey, "--port", s.Endpoint, "--health", "/health", "--quiet"}
@@ -98,18 +145,14 @@ func (s *Server) Start() {
 	s.cmd = exec.Command(s.binary, append(args, "posix", "--sidecar", s.sidecar, s.Dir)...)
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.out
 	if err := s.cmd.Start(); err != nil {
+		s.cmd = nil
 		s.t.Fatal(err)
 	}
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		if err := s.health(); err == nil {
-			return
-		} else if time.Now().After(deadline) {
-			s.Stop()
-			s.t.Fatalf("versitygw at %s does not answer: %v\n%s", s.Endpoint, err, s.out.String())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	s.exited = make(chan struct{})
+	go func(cmd *exec.Cmd, exited chan struct{}) {
+		_ = cmd.Wait() // it is killed, or says why in its output
+		close(exited)
+	}(s.cmd, s.exited)
 }
 
 func (s *Server) health() error {
@@ -138,7 +181,7 @@ func (s *Server) Stop() {
 	if s.cmd == nil {
 		return
 	}
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait() // killed
+	_ = s.cmd.Process.Kill() // it may have ended
+	<-s.exited
 	s.cmd = nil
 }
