@@ -51,7 +51,8 @@ func (c *nodes) handshakes(t *testing.T) [][]byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 4 { // the others call
+	// The others call; on a busy machine some say nothing for the moment that they have.
+	for calls := 0; calls < 4 || calls < 40 && len(out) == 3; calls++ {
 		if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
