@@ -81,10 +81,19 @@ func nothingLeft(t *testing.T, dir string) {
 // a verdict, and a folder that can be judged and drawn again.
 func TestCrashJepsenSmoke(t *testing.T) {
 	o := options(t)
-	rep, err := Run(t.Context(), o)
-	must(t, err)
-	nothingLeft(t, o.Dir)
-	totals := rep.Totals()
+	var rep *report.Run
+	var totals report.Totals
+	// On a busy machine a run comes to little, which is then no proof.
+	for n := range 3 {
+		o.Dir = filepath.Join(t.TempDir(), fmt.Sprint("run", n))
+		var err error
+		rep, err = Run(t.Context(), o)
+		must(t, err)
+		nothingLeft(t, o.Dir)
+		if totals = rep.Totals(); rep.Verdict != check.Pass || totals.Injections > 0 && totals.OK >= 300 {
+			break
+		}
+	}
 	t.Logf("%s: %d operations, %d injections: %s", rep.Verdict, totals.Operations, totals.Injections, totals.FaultText())
 	if rep.Verdict != check.Pass {
 		t.Errorf("verdict %s: %s", rep.Verdict, rep.Text)
