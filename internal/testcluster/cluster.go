@@ -53,8 +53,9 @@ type Cluster struct {
 	drv   []engine.Driver
 }
 
-// Wait is how long conditions are waited for; far above what they take.
-const Wait = 30 * time.Second
+// Wait is how long conditions are waited for; far above what they take, elections on a
+// machine that does much else included.
+const Wait = time.Minute
 
 // New starts the nodes and founds the cluster.
 func New(t testing.TB, o Options) *Cluster {
