@@ -166,12 +166,28 @@ func (f *Fleet) place(n *Node) (err error) {
 // twice, for its node may be down, or not up yet.
 var handedOut sync.Map
 
+// The ports of fleets. Processes that run beside one another mostly draw theirs from
+// blocks of their own: a port whose node is down looks free to the others.
+const (
+	firstPort, ports = 22000, 8000
+	portBlock        = 500
+	triesInBlock     = 5000
+)
+
+// drawPort draws a port for a process, in the end from all.
+func drawPort(pid, try int) int {
+	if try < triesInBlock {
+		return firstPort + pid%(ports/portBlock)*portBlock + rand.IntN(portBlock)
+	}
+	return firstPort + rand.IntN(ports)
+}
+
 // freePorts finds ports below the range of outgoing connections, so that nobody
 // gets one by chance while its node is down.
 func freePorts(count int) ([]string, error) {
 	var found []string
-	for range 10000 {
-		port := strconv.Itoa(22000 + rand.IntN(8000))
+	for try := range 2 * triesInBlock {
+		port := strconv.Itoa(drawPort(os.Getpid(), try))
 		if _, taken := handedOut.LoadOrStore(port, true); taken {
 			continue
 		}

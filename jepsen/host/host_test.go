@@ -120,6 +120,26 @@ func TestDeaths(t *testing.T) {
 	deaths(3, 4)
 }
 
+// Processes with other numbers draw other ports, as long as theirs last.
+func TestPortsOfProcesses(t *testing.T) {
+	of := map[int]int{} // whose a port is
+	for pid := range ports / portBlock {
+		for range 2000 {
+			port := drawPort(pid, 0)
+			if owner, drawn := of[port]; port < firstPort || port >= firstPort+ports || drawn && owner != pid {
+				t.Fatalf("port %d of process %d is that of %d", port, pid, owner)
+			}
+			of[port] = pid
+		}
+	}
+	for range 20000 { // far more than chance needs to leave a block of sixteen
+		if port := drawPort(0, triesInBlock); port >= firstPort+portBlock && port < firstPort+ports {
+			return
+		}
+	}
+	t.Error("a process whose ports are used up gets no others")
+}
+
 // TestGroups: quotas, limits and the freezer have their effect.
 func TestGroups(t *testing.T) {
 	f := fleet(t, Options{Net: NetLoopback, Nodes: 1, Groups: true}, CapCPU, CapMemory, CapBlkio, CapFreezer)
