@@ -31,9 +31,10 @@ import (
 const linkedPrefix = "linked-"
 
 // linksBelieved is how long a file that was read is linked without being read again: it
-// is read at the barrier of the first checkpoint that has it, not at later ones. A job goes back to the newest checkpoint, and waits for it: reading 1 GB
-// on each of three nodes that share two processors took 1.6 s. What rots meanwhile
-// RocksDB finds by the checksums of its blocks, and the peers have it.
+// is read at the barrier of the first checkpoint that has it, not at later ones. A job
+// goes back to the newest checkpoint, and waits for it: reading 1 GB on each of three
+// nodes that share two processors took 1.6 s. What rots meanwhile RocksDB finds by the
+// checksums of its blocks, and the peers have it.
 const linksBelieved = time.Hour
 
 // linkedCheckpoints are the directories of a replica that may be here.
