@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -390,6 +391,33 @@ func TestDownTogether(t *testing.T) {
 		t.Errorf("deaths: %v", env.Deaths())
 	}
 	must(t, env.HealAll(t.Context()))
+}
+
+// TestSupervise: a node that ends by itself, after its faults were healed, is started
+// again; one that a fault wants down is not.
+func TestSupervise(t *testing.T) {
+	f := fakeFleet(t, host.Options{Net: host.NetLoopback, Nodes: 2})
+	env := NewEnv(f, 1)
+	in, err := env.kill(always(func(*rand.Rand) []*host.Node { return f.Nodes[:1] }))(t.Context(), rand.New(rand.NewPCG(1, 1)))
+	must(t, err)
+	stop := env.Supervise()
+	defer stop()
+	first := f.Nodes[1].Pid()
+	must(t, syscall.Kill(first, syscall.SIGKILL))
+	eventually(t, func() error {
+		if pid := f.Nodes[1].Pid(); pid == 0 || pid == first {
+			return fmt.Errorf("the process is %d, was %d", pid, first)
+		}
+		return nil
+	})
+	if f.Nodes[0].Running() {
+		t.Error("started though a fault wants it down")
+	}
+	stop()
+	if n := len(env.Deaths()); n != 1 {
+		t.Errorf("%d deaths", n)
+	}
+	must(t, in.Heal(t.Context()))
 }
 
 // TestRuleOfDamage: over many seeds the victims of a run are one same minority

@@ -243,6 +243,31 @@ func (e *Env) upAll() error {
 	return failed
 }
 
+// superviseEvery is how often Supervise looks.
+const superviseEvery = 200 * time.Millisecond
+
+// Supervise starts every node that ends though no fault wants it down, as whoever runs
+// a node would, until stop is called: what a fault has done to a disk may end a node a
+// moment after it was healed. Whether the node had a reason to end is for who looks at
+// Deaths.
+func (e *Env) Supervise() (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(superviseEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				_ = e.upAll() // it looks again, and a node that stays down is seen
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done); <-ended })
+}
+
 // HealAll ends every fault, also such as nobody remembers, and starts all nodes.
 // It is for the end of an episode, when no injection is left.
 func (e *Env) HealAll(ctx context.Context) error {

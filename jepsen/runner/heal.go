@@ -90,6 +90,7 @@ func (e *episode) heal(ctx context.Context) *healing {
 	h := newHealing(e.shards)
 	ctx, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
+	defer e.env.Supervise()()
 	var wg sync.WaitGroup
 	wg.Go(func() { e.lookForLeaders(ctx, h) })
 	wg.Go(func() { e.lookForHashes(ctx, h) })

@@ -106,6 +106,7 @@ func (e *episode) undo(ctx context.Context, number uint64, res *rolledBack) (too
 		took = time.Since(began)
 	})
 	res.harness = e.hurtRollback(ctx)
+	defer e.env.Supervise()()
 	limit := time.AfterFunc(rollbackLimit, end)
 	wg.Wait()
 	limit.Stop()
