@@ -134,8 +134,8 @@ func (k *checkpointKit) isStored(path string) bool {
 }
 
 // A leader whose snapshot has lost a file, or in whose files a bit has flipped, and no
-// object store that has it: nobody waits for the next scrub or the next write. The file
-// that is lost is in no snapshot that is taken then; for the bit another leads.
+// object store that has it: nobody waits for the next scrub or the next write. Another
+// leads, which the rebuilt replica takes its files from, and the damaged one is next.
 func TestLeaderWhoseSnapshotIsDamagedHoldsNoRebuildUp(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, path string){
